@@ -3,7 +3,8 @@
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,6 @@ from celery import Celery
 from cryptography.fernet import Fernet
 
 from celery_idempotent import (
-    AtMostOnce,
     IdempotentTask,
     OutcomeUnknown,
     Policy,
@@ -29,171 +29,123 @@ from celery_idempotent import (
 from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.contents import ENCRYPTED, OBJECT, Slot, reveal, unpack
+from celery_idempotent.protocol.contents import ENCRYPTED, OBJECT, reveal
 from celery_idempotent.protocol.record import RecordUnreadable
-from celery_idempotent.protocol.steps import Step
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.wrappers import innermost
 from celery_idempotent.testing.contract import a_record
+from tests.support import deliveries
 from tests.support.commands import run
-from tests.support.deliveries import Ended, an_app, deliver, published
+from tests.support.deliveries import Ended, an_app
 from tests.support.objects import MemoryObjects, large_results
 from tests.support.web import a_page, a_program, text_of
 
 OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()
 SECRET = "card 4711"
-LABEL = "acme/order-4711"
+ORDER = "acme/order-4711"
+"""Also the label."""
 
 
 class Declined(Exception):
     """The failure that is an outcome."""
 
 
-class Shop:
-    """A task that does what the test says, on an app with these keys; and the same of another worker."""
+ENDS: dict[str, Any] = {
+    "completed": {"receipt": SECRET},
+    "failed": Declined(SECRET),
+    "released": KeyError(SECRET),
+    "unknown": OutcomeUnknown("this", f"no answer about {SECRET}"),
+    "lost": {SECRET: object()},
+}
+"""What the body returns, or raises."""
 
-    def __init__(
-        self, keys: Any = NEW, store: Any = None, order: str = "order-4711", large: Any = None, **options: Any
-    ) -> None:
-        self.order = order
-        self.store = store or MemoryStore()
-        self.app = an_app(idempotency_store=self.store, idempotency_cipher=keys, idempotency_large_results=large)
-        self.calls: list[str] = []
-        self.raises: BaseException | None = None
-        self.result: Any = {"receipt": SECRET}
-        policy = Policy("order", label=lambda order, tenant: f"{tenant}/{order}", **options)
 
-        @self.app.task(base=IdempotentTask, bind=True, shared=False, name="shop.charge", idempotent=policy)
-        def charge(task: Any, order: str, tenant: str = "acme") -> Any:
-            self.calls.append("body")
-            current_attempt().step("pay", self._pay)
-            if self.raises:
-                raise self.raises
-            return self.result
+class Shop(deliveries.Shop):
+    """Pays in a step and ends as it is told to; a worker on the store of another if one is given."""
 
-        self.charge = charge
+    def __init__(self, keys: Any = NEW, on: "Shop | None" = None, large: Any = None, **options: Any) -> None:
+        memory = on.memory if on else MemoryStore()
+        settings = {"idempotency_store": memory, "idempotency_cipher": keys, "idempotency_large_results": large}
+        settings |= {name: options.pop(name) for name in ("idempotency_cipher_required",) if name in options}
+        policy = Policy("order_id", label="order_id", remember=(Declined,), **options)
+        super().__init__(policy, **settings)
+        self.memory, self.does, self.pays, self.ends = memory, self._charge, SECRET, ENDS["completed"]
+        self.around: Any = runtime_of(self.app).store
 
-    def _pay(self, step: Step) -> str:
-        self.calls.append("pay")
-        return SECRET
+    def _charge(self, order_id: str, cents: int) -> Any:
+        current_attempt().step("pay", lambda step: (self.runs.append("pay"), self.pays)[1])
+        if isinstance(self.ends, OutcomeUnknown):
+            raise OutcomeUnknown(current_attempt().key, self.ends.reason)
+        if isinstance(self.ends, Exception):
+            raise self.ends
+        return self.ends
 
-    def deliver(self, order: str = "") -> Ended:
-        return deliver(self.charge, order or self.order)
+    def end(self, how: str, order: str = ORDER) -> Ended:
+        self.ends = ENDS[how]
+        return self.deliver(order)
 
     @property
-    def record(self) -> Record:
-        (record,) = self.store.scan()
-        return record
+    def kept(self) -> str:
+        """All that the store is given."""
+        return repr(self.record.to_fields())
 
 
-def _plain(record: Record) -> str:
-    """All that a store is given."""
-    return repr(record.to_fields())
+@contextmanager
+def heard(*listened: Any) -> Iterator[list[tuple[str, str]]]:
+    """Label and reason of each of these signals."""
+    told: list[tuple[str, str]] = []
+
+    def hear(sender: Any, label: str, reason: str = "", **_: Any) -> None:
+        told.append((label, reason))
+
+    for each in listened:
+        each.connect(hear, weak=False, dispatch_uid="heard")
+    try:
+        yield told
+    finally:
+        for each in listened:
+            each.disconnect(dispatch_uid="heard")
 
 
-def _another(shop: Shop, keys: Any, **options: Any) -> Shop:
-    """A worker with other keys on the same store."""
-    return Shop(keys, shop.store, **options)
+def same(ended: Ended, other: Ended) -> bool:
+    return (ended.state, repr(ended.value)) == (other.state, repr(other.value))
 
 
-# -- what is kept
+# What is kept.
 
 
-def _completed(shop: Shop) -> Ended:
-    return shop.deliver()
-
-
-def _failed(shop: Shop) -> Ended:
-    shop.raises = Declined(SECRET)
-    return shop.deliver()
-
-
-def _released(shop: Shop) -> Ended:
-    shop.raises = KeyError(SECRET)
-    return shop.deliver()
-
-
-def _unknown(shop: Shop) -> Ended:
-    shop.raises = OutcomeUnknown(shop.charge.idempotency_key_for("order-4711"), f"no answer about {SECRET}")
-    return shop.deliver()
-
-
-def _lost(shop: Shop) -> Ended:
-    shop.result = {SECRET: object()}
-    return shop.deliver()
-
-
-@pytest.mark.parametrize("end", [_completed, _failed, _released, _unknown, _lost])
-def test_nothing_that_was_said_is_kept_in_clear(end: Callable[[Shop], Ended]) -> None:
-    """Neither result, step, label nor text of an exception, however the operation ends."""
-    hidden, shop = Shop(remember=(Declined,)), Shop(None, remember=(Declined,))
-    end(shop)
-    end(hidden)
-
-    assert LABEL in _plain(shop.record)
-    assert hidden.record.status is shop.record.status
-    for each in (SECRET, LABEL, "order-4711", "acme/"):
-        assert each not in _plain(hidden.record)
-
-
-@pytest.mark.parametrize("end", [_completed, _failed, _released, _unknown])
-def test_delivery_ends_as_without_encryption(end: Callable[[Shop], Ended]) -> None:
-    """The first one, and the duplicate after it."""
-    hidden, shop = Shop(remember=(Declined,)), Shop(None, remember=(Declined,))
-
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_that_was_said_is_kept_in_clear_and_all_ends_as_without_encryption(end: str) -> None:
+    """Neither result, step, label nor text of an exception; the duplicate gets what it gets without keys."""
+    hidden, clear = Shop(), Shop(None)
     for _ in range(2):
-        ended, clear = end(hidden), end(shop)
-        assert (ended.state, repr(ended.value)) == (clear.state, repr(clear.value))
-    assert hidden.calls == shop.calls
+        assert same(hidden.end(end), clear.end(end))
 
-
-def test_finished_step_is_recalled() -> None:
-    """The body runs again after a release, and its step does not."""
-    shop = Shop()
-    _released(shop)
-    shop.raises = None
-
-    assert shop.deliver().value == {"receipt": SECRET}
-    assert shop.calls == ["body", "pay", "body"]
+    assert (hidden.runs, hidden.record.status) == (clear.runs, clear.record.status)
+    assert ORDER in clear.kept
+    assert not [each for each in (SECRET, "acme", "4711") if each in hidden.kept]
 
 
 def test_lost_result_of_a_step_says_why() -> None:
     """In clear to the body, and not in the store."""
-    app = an_app(idempotency_cipher=NEW)
-
-    @app.task(base=IdempotentTask, bind=True, shared=False, idempotent=Policy("order"))
-    def charge(task: Any, order: str) -> None:
-        current_attempt().step("pay", lambda step: {SECRET: object()})
-        raise KeyError("once more")
-
-    deliver(charge, "o-1")
-    (record,) = innermost(runtime_of(app).store).scan()
-    assert SECRET not in _plain(record)
-    ended = deliver(charge, "o-1")
+    shop = Shop()
+    shop.pays = {SECRET: object()}  # type: ignore[assignment]
+    shop.end("released")
+    assert SECRET not in shop.kept
+    ended = shop.deliver(ORDER)
 
     assert isinstance(ended.value, ResultLost)
     assert "not encodable" in str(ended.value)
-    assert reveal(runtime_of(app).store, record).steps["pay"]["lost"].startswith("not encodable")
-
-
-def test_lost_result_says_why() -> None:
-    """To the duplicate that asks for it."""
-    shop = Shop()
-    _lost(shop)
-    ended = shop.deliver()
-
-    assert isinstance(ended.value, ResultLost)
-    assert "not encodable" in ended.value.reason
+    assert reveal(shop.around, shop.record).steps["pay"]["lost"].startswith("not encodable")
 
 
 def test_redacted_failure_stays_redacted() -> None:
     """Encryption keeps no more than was kept without."""
-    shop = Shop(remember=(Declined,), private=True)
-    _failed(shop)
+    shop = Shop(private=True)
+    shop.end("failed")
 
-    assert reveal(runtime_of(shop.app).store, shop.record).error == "Declined"
-    assert isinstance(shop.deliver().value, ReplayedFailure)
+    assert reveal(shop.around, shop.record).error == "Declined"
+    assert isinstance(shop.deliver(ORDER).value, ReplayedFailure)
 
 
 def test_function_is_encrypted_as_a_task() -> None:
@@ -204,516 +156,265 @@ def test_function_is_encrypted_as_a_task() -> None:
     def charge(order: str) -> str:
         return SECRET
 
-    assert [charge("order-4711"), charge("order-4711")] == [SECRET, SECRET]
+    assert [charge(ORDER), charge(ORDER)] == [SECRET, SECRET]
     (record,) = innermost(runtime_of(app).store).scan()
-    assert "order-4711" not in _plain(record)
+    assert ORDER not in repr(record)
 
 
-def test_what_is_told_is_in_clear() -> None:
-    """Logs and signals are not at rest in the store: they say what they said before."""
-    shop, told = Shop(remember=(Declined,)), []
+def test_signals_are_in_clear() -> None:
+    """They are not at rest in the store; that of a verdict as every other."""
+    shop, doubtful = Shop(), Shop()
+    with heard(signals.claimed, signals.failed, signals.replayed, signals.verdict_given) as told:
+        shop.end("failed")
+        shop.deliver(ORDER)
+        doubtful.end("unknown")
+        resolve(doubtful.record.key, rerun=True, app=doubtful.app)
 
-    def tell(sender: Any, label: str, reason: str, **_: Any) -> None:
-        told.append((label, reason))
-
-    for each in (signals.failed, signals.claimed, signals.replayed):
-        each.connect(tell, weak=False, dispatch_uid="tell")
-    try:
-        _failed(shop)
-        shop.deliver()
-    finally:
-        for each in (signals.failed, signals.claimed, signals.replayed):
-            each.disconnect(dispatch_uid="tell")
-
-    assert {label for label, _ in told} == {LABEL}
-    assert (LABEL, f"failed earlier: Declined: {SECRET}") in told
-
-
-# -- where the key is missing
-
-
-def _attempts(shop: Shop) -> list[str]:
-    return [each for each in shop.calls if each == "body"]
-
-
-@pytest.mark.parametrize("keys", [None, OLD], ids=["no key", "another key"])
-@pytest.mark.parametrize("end", [_completed, _failed, _released])
-def test_without_the_key_nothing_runs_and_nothing_is_lost(end: Callable[[Shop], Ended], keys: Any) -> None:
-    """The delivery is postponed, the record stays as it is, and a worker with the key goes on from it."""
-    shop = Shop(remember=(Declined,))
-    first = end(shop)
-    keyless, before = _another(shop, keys, remember=(Declined,)), shop.record
-    ended = keyless.deliver()
-
-    assert ended.state == "RETRY"
-    assert isinstance(ended.value.exc, RecordUnreadable)
-    assert "idempotency_cipher" in str(ended.value.exc)
-    assert keyless.calls == []
-    assert shop.record == before
-    rotated = _another(shop, [OLD, NEW], remember=(Declined,))
-    if end is _released:
-        assert rotated.deliver().value == {"receipt": SECRET}
-        assert rotated.calls == ["body"], "the step that finished is not made again"
-    else:
-        ended = rotated.deliver()
-        assert (ended.state, repr(ended.value)) == (first.state, repr(first.value))
-        assert rotated.calls == []
-
-
-def test_without_the_key_an_outage_that_may_run_does_not() -> None:
-    """``on_outage="run"`` is about a store that does not answer."""
-    shop = Shop(on_outage="run")
-    shop.deliver()
-    keyless = _another(shop, None, on_outage="run")
-
-    assert keyless.deliver().state == "RETRY"
-    assert keyless.calls == []
-
-
-def test_without_the_key_what_a_dead_worker_left_is_not_taken_over() -> None:
-    """Its step may have been paid for; who cannot read what it returned must not call it again."""
-    shop = Shop()
-    _released(shop)
-    left = shop.record.but(status=Status.IN_PROGRESS, lease_until=0, revision="left")
-    assert shop.store.swap(left, shop.record.revision) == left
-    keyless = _another(shop, OLD)
-
-    assert keyless.deliver().state == "RETRY"
-    assert keyless.calls == []
-    assert shop.record == left
-
-
-def test_what_runs_elsewhere_is_a_conflict_without_the_key_too() -> None:
-    """Nothing has to be read for it."""
-    shop = Shop()
-    _released(shop)
-    now = shop.store.now()
-    running = shop.record.but(status=Status.IN_PROGRESS, lease_until=now + 60_000, revision="running")
-    assert shop.store.swap(running, shop.record.revision) == running
-    told: list[str] = []
-
-    def tell(sender: Any, label: str, **_: Any) -> None:
-        told.append(label)
-
-    signals.conflicted.connect(tell, weak=False, dispatch_uid="tell")
-    try:
-        _another(shop, None).deliver()
-    finally:
-        signals.conflicted.disconnect(dispatch_uid="tell")
-
-    (label,) = told
-    assert label.startswith("encrypted:")
-
-
-def test_unknown_outcome_is_unknown_without_the_key_too() -> None:
-    """A person has to judge it in any case, and reads the reason where the key is."""
-    shop = Shop()
-    _unknown(shop)
-    ended = _another(shop, None).deliver()
-
-    assert isinstance(ended.value, OutcomeUnknown)
-    assert ended.value.reason.startswith("encrypted:")
-
-
-def test_clear_record_goes_on_under_encryption() -> None:
-    """Who sets keys keeps what is recorded: outcomes are replayed, and finished steps are not repeated."""
-    before = Shop(None)
-    before.deliver("done")
-    before.raises = KeyError("no")
-    before.deliver("open")
-    shop = _another(before, NEW)
-
-    assert shop.deliver("done").value == {"receipt": SECRET}
-    assert shop.deliver("open").value == {"receipt": SECRET}
-    assert shop.calls == ["body"]
-
-
-def test_damaged_step_is_told() -> None:
-    """It says that it is encrypted, and is nothing that was."""
-    shop = Shop()
-    _released(shop)
-    spoilt = shop.record.but(steps={"pay": {"content_type": ENCRYPTED, "base64": "?"}}, revision="spoilt")
-    assert shop.store.swap(spoilt, shop.record.revision) == spoilt
-    ended = shop.deliver()
-
-    assert ended.state == "RETRY"
-    assert "is damaged" in str(ended.value.exc)
-    assert reveal(runtime_of(shop.app).store, spoilt).steps == spoilt.steps
-
-
-def test_begun_step_that_is_called_encrypted_has_nothing_to_decrypt() -> None:
-    """Somebody wrote that there; the step had no result yet."""
-    shop = Shop()
-    _released(shop)
-    begun = {"begun_at": 1, "attempt": 1, "content_type": ENCRYPTED}
-    _tampered(shop, steps={"other": begun})
-    shop.raises = None
-
-    assert shop.deliver().value == {"receipt": SECRET}
+    assert {label for label, _ in told} == {ORDER}
+    assert f"failed earlier: Declined: {SECRET}" in [reason for _, reason in told]
 
 
 def test_large_results_are_encrypted_objects() -> None:
     """What comes after the codec has ciphertext: the objects of the result and of the step have no secret."""
     large = large_results(over=10)
     assert isinstance(large.objects, MemoryObjects)
-    shop, clear = Shop(large=large), Shop(None, large=large)
-    for each in (shop, clear):
-        each.raises = KeyError("no")
-        each.deliver()
-
-    keyless = _another(shop, None, large=large)
-    assert keyless.deliver().state == "RETRY"
-    assert keyless.calls == []
-    shop.raises = None
-    assert [shop.deliver().value, shop.deliver().value] == [{"receipt": SECRET}] * 2
-    assert shop.calls == ["body", "pay", "body"]
-    assert keyless.deliver().state == "RETRY"
-    assert keyless.calls == []
-    kept = [SECRET.encode() in each for each in large.objects.objects.values()]
-    assert kept == [False, True, False], "a step of each, and a result"
-
-
-def test_encrypted_object_of_a_step_is_refused_without_a_key() -> None:
-    """Also where nothing else of the record is encrypted: before the body begins, as its step would not be called."""
-    large = large_results(over=10)
     shop = Shop(large=large)
-    _released(shop)
-    _tampered(shop, label="")
-    before, keyless = shop.record, _another(shop, None, large=large)
-    ended = keyless.deliver()
+    shop.end("released")
+    assert [shop.end("completed").value for _ in range(2)] == [ENDS["completed"]] * 2
+    Shop(None, large=large).end("released")
 
-    assert ended.state == "RETRY"
-    assert "the result of step 'pay'" in str(ended.value.exc)
-    assert keyless.calls == []
+    assert [SECRET.encode() in each for each in large.objects.objects.values()] == [False, False, True]
+    assert shop.runs == [ORDER, "pay", ORDER]
+
+
+# Where the key is missing.
+
+
+@pytest.mark.parametrize("options", [{}, {"on_outage": "run"}], ids=["", "run"])
+@pytest.mark.parametrize("large", [None, 10], ids=["in the record", "objects"])
+@pytest.mark.parametrize("keys", [None, OLD], ids=["no key", "another key"])
+@pytest.mark.parametrize("end", ["completed", "failed", "released", "left"])
+def test_without_the_key_nothing_runs_and_nothing_is_lost(end: str, keys: Any, large: Any, options: Any) -> None:
+    """The delivery is postponed, the record stays as it is, and a worker with the key goes on from it."""
+    kept = large and large_results(over=large)
+    shop = Shop(large=kept)
+    first = shop.end(end if end != "left" else "released")
+    if end == "left":  # without a key also where the step alone is encrypted
+        shop.change(status=Status.IN_PROGRESS, lease_until=0, label=shop.record.label if keys else "")
+    before = shop.record
+    keyless = Shop(keys, shop, kept, **options)
+    ended = keyless.deliver(ORDER)
+
+    assert (ended.state, type(ended.value.exc), keyless.runs) == ("RETRY", RecordUnreadable, [])
+    assert "idempotency_cipher" in str(ended.value.exc)
     assert shop.record == before
+    rotated = Shop([OLD, NEW], shop, kept)
+    if end in ("completed", "failed"):
+        assert same(rotated.deliver(ORDER), first)
+        assert rotated.runs == []
+    else:
+        assert rotated.deliver(ORDER).value == ENDS["completed"]
+        assert rotated.runs == [ORDER], "the step that finished is not made again"
 
 
-def test_damaged_pointer_is_not_called_encrypted() -> None:
-    """Whoever reads it says what is wrong with it."""
-    shop = Shop(None)
-    _released(shop)
-    _tampered(shop, steps={"other": {"text": "?", "content_type": OBJECT}})
-    shop.raises = None
+def test_without_the_key_a_conflict_and_a_doubt_are_what_they_are() -> None:
+    """Nothing has to be read for a conflict; a person has to judge the other in any case, where the key is."""
+    shop, doubtful = Shop(), Shop()
+    shop.end("released")
+    shop.change(status=Status.IN_PROGRESS, lease_until=shop.memory.now() + 60_000)
+    doubtful.end("unknown")
+    with heard(signals.conflicted) as told:
+        assert Shop(None, shop).deliver(ORDER).state == "RETRY"
+    unknown = Shop(None, doubtful).deliver(ORDER).value
 
-    assert shop.deliver().value == {"receipt": SECRET}
-
-
-# -- who can write the store
-
-
-def _tampered(shop: Shop, **changes: Any) -> None:
-    record = shop.record
-    changed = record.but(**changes, revision="tampered")
-    assert shop.store.swap(changed, record.revision) == changed
+    assert isinstance(unknown, OutcomeUnknown)
+    assert [each.partition(":")[0] for each in (told[0][0], unknown.reason)] == ["encrypted"] * 2
 
 
-def _of_another_order(end: Callable[[Shop], Ended]) -> Record:
-    other = Shop(order="order-4712", remember=(Declined,))
-    end(other)
-    return other.record
+def test_clear_record_goes_on_under_encryption() -> None:
+    """Who sets keys keeps what is recorded: outcomes are replayed, and finished steps are not repeated."""
+    before = Shop(None)
+    before.end("completed", "done")
+    before.end("released", "open")
+    shop = Shop(NEW, before)
+
+    assert [shop.deliver(each).value for each in ("done", "open")] == [ENDS["completed"]] * 2
+    assert shop.runs == ["open"]
 
 
-@pytest.mark.parametrize("end", [_completed, _failed])
-def test_outcome_of_another_operation_is_not_replayed(end: Callable[[Shop], Ended]) -> None:
-    """Encrypted by the same key for the same task, and for another order."""
-    shop = Shop(remember=(Declined,))
-    end(shop)
-    other = _of_another_order(end)
-    _tampered(shop, result=other.result, content_type=other.content_type)
-    ended = shop.deliver()
+# Who can write the store.
 
-    assert ended.state == "RETRY"
-    assert "moved it here from another" in str(ended.value.exc)
-    assert _attempts(shop) == ["body"]
-
-
-def test_step_of_another_operation_is_not_recalled() -> None:
-    """Nor called: nobody can tell what became of the one that was here."""
-    shop = Shop()
-    _released(shop)
-    _tampered(shop, steps=_of_another_order(_released).steps)
-
-    assert shop.deliver().state == "RETRY"
-    assert shop.calls == ["body", "pay"]
+TAMPERED: dict[str, tuple[str, Callable[[Record, Record], dict[str, Any]], str]] = {
+    "damaged step": ("released", lambda own, _: {"steps": {"pay": _encrypted(base64="?")}}, "is damaged"),
+    "another's step": ("released", lambda own, other: {"steps": other.steps}, "moved it here"),
+    "step as another": ("released", lambda own, _: {"steps": {**own.steps, "x": own.steps["pay"]}}, "moved it here"),
+    "another's label": ("released", lambda own, other: {"label": other.label}, "the label"),
+    "another's result": ("completed", lambda own, other: {"result": other.result}, "moved it here"),
+    "another's failure": ("failed", lambda own, other: {"result": other.result}, "moved it here"),
+    "failure as result": ("failed", lambda own, _: {"status": Status.COMPLETED}, "moved it here"),
+}
 
 
-def test_result_of_a_step_is_not_taken_for_that_of_the_operation() -> None:
-    """Nor for that of another step."""
-    shop = Shop()
-    _released(shop)
-    step = shop.record.steps["pay"]
-    _tampered(shop, steps={"pay": step, "refund": step})
-    assert shop.deliver().state == "RETRY"
-
-    assert step["content_type"] == ENCRYPTED
-    with pytest.raises(RecordUnreadable):
-        unpack(runtime_of(shop.app).store, Encoded(json.dumps(step), ENCRYPTED), Slot(shop.record.key, "result"))
+def _encrypted(**more: Any) -> dict[str, Any]:
+    return {"content_type": ENCRYPTED, **more}
 
 
-def test_failure_that_somebody_calls_completed_is_no_result() -> None:
-    """The status is not encrypted, and does not make one of the other."""
-    shop = Shop(remember=(Declined,))
-    _failed(shop)
-    _tampered(shop, status=Status.COMPLETED)
+@pytest.mark.parametrize("name", TAMPERED)
+def test_what_somebody_moved_or_damaged_is_refused(name: str) -> None:
+    """It was encrypted with the same key for the same task, in another place: nothing is replayed and nothing runs."""
+    end, change, words = TAMPERED[name]
+    shop, other = Shop(), Shop()
+    shop.end(end)
+    other.end(end, "acme/order-4712")
+    tampered, runs = shop.change(**change(shop.record, other.record)), [*shop.runs]
+    ended = shop.end("completed")
 
-    assert shop.deliver().state == "RETRY"
+    assert (ended.state, shop.runs, shop.record) == ("RETRY", runs, tampered)
+    assert words in str(ended.value.exc)
+    assert reveal(shop.around, tampered).steps.keys() == tampered.steps.keys()
+    assert name != "another's label" or reveal(shop.around, tampered).label.startswith("encrypted:")
 
 
-def test_label_of_another_operation_is_not_shown() -> None:
-    """Nor does anything run on it."""
-    shop = Shop()
-    _released(shop)
-    _tampered(shop, label=_of_another_order(_released).label)
+@pytest.mark.parametrize(
+    ("keys", "step"),
+    [(NEW, {"begun_at": 1, "attempt": 1, "content_type": ENCRYPTED}), (None, {"text": "?", "content_type": OBJECT})],
+    ids=["a begun step", "a damaged pointer"],
+)
+def test_what_only_looks_encrypted_keeps_nobody_from_running(keys: Any, step: dict[str, Any]) -> None:
+    """A begun step has no result yet, and whoever reads a damaged pointer says so."""
+    shop = Shop(keys)
+    shop.end("released")
+    shop.change(steps={**shop.record.steps, "other": step})
 
-    assert reveal(runtime_of(shop.app).store, shop.record).label.startswith("encrypted:")
-    assert shop.deliver().state == "RETRY"
+    assert reveal(shop.around, shop.record).steps["other"] == step
+    assert shop.end("completed").value == ENDS["completed"]
 
 
 def test_older_ciphertext_of_the_same_place_is_accepted() -> None:
     """What cannot be prevented: it was this operation's result once, and who can write the store can put it back."""
     shop = Shop()
-    shop.deliver()
+    shop.end("completed")
     older = shop.record
-    forgotten = shop.record.but(expires_at=1, revision="forgotten")
-    assert shop.store.swap(forgotten, shop.record.revision) == forgotten
-    shop.result = "the second"
-    assert shop.deliver().value == "the second"
-    _tampered(shop, result=older.result)
+    shop.change(expires_at=1, revision="forgotten")
+    shop.ends = "the second"
+    assert shop.deliver(ORDER).value == "the second"
+    shop.change(result=older.result)
 
-    assert shop.deliver().value == {"receipt": SECRET}
-
-
-# -- publishers
+    assert shop.deliver(ORDER).value == ENDS["completed"]
 
 
-def test_publisher_hides_the_label_too() -> None:
-    """It records the operation before a worker sees it."""
+# Publishers and people.
+
+
+def test_publisher_hides_the_label_and_gets_in_clear_what_is_done() -> None:
+    """It records the operation before a worker sees it; one without the key sends, and whoever executes it answers."""
     shop = Shop(publish="once")
-    shop.charge.delay("order-4711")
+    shop.charge.delay(ORDER)
+    assert "4711" not in shop.kept
+    assert reveal(shop.around, shop.record).label == ORDER
 
-    assert "order-4711" not in _plain(shop.record)
-    assert reveal(runtime_of(shop.app).store, shop.record).label == LABEL
-
-
-def test_publisher_gets_the_first_result_and_its_reason_in_clear() -> None:
-    """What is done is not published again."""
-    shop, told = Shop(publish="once", remember=(Declined,)), []
-    _failed(shop)
-
-    def tell(sender: Any, reason: str, **_: Any) -> None:
-        told.append(reason)
-
-    signals.publish_skipped.connect(tell, weak=False, dispatch_uid="tell")
-    try:
-        with pytest.raises(Declined, match=SECRET):
-            shop.charge.delay("order-4711").get(timeout=0)
-    finally:
-        signals.publish_skipped.disconnect(dispatch_uid="tell")
-
-    assert told == [f"failed earlier: Declined: {SECRET}"]
-
-
-def test_publisher_without_the_key_sends_the_message() -> None:
-    """Whoever executes it answers."""
     shop = Shop(publish="once")
-    shop.deliver()
-    keyless = _another(shop, None, publish="once")
-    keyless.charge.delay("order-4711")
+    shop.end("failed")
+    with heard(signals.publish_skipped) as told, pytest.raises(Declined, match=SECRET):
+        shop.charge.delay(ORDER).get(timeout=0)
+    assert [reason for _, reason in told] == [f"failed earlier: Declined: {SECRET}"]
 
-    assert len(published(keyless.app)) == 1
-
-
-# -- people
+    keyless = Shop(None, shop, publish="once")
+    keyless.charge.delay(ORDER)
+    assert len(keyless.published()) == 1
 
 
 def test_verdict_is_given_on_an_encrypted_record() -> None:
     """The stated result is encrypted, as is the copy of the error that was judged; people read both."""
     shop = Shop()
-    _unknown(shop)
-    judged = resolve(shop.record.key, completed={"receipt": SECRET}, by="ann", reason="T-1", app=shop.app)
+    shop.end("unknown")
+    judged = resolve(shop.record.key, completed=ENDS["completed"], by="ann", reason="T-1", app=shop.app)
 
-    assert SECRET not in _plain(shop.record)
-    assert judged.label == LABEL
-    assert judged.verdict["error"] == f"no answer about {SECRET}"
-    assert shop.deliver().value == {"receipt": SECRET}
-
-
-def test_signal_of_a_verdict_has_the_label_in_clear() -> None:
-    """As every other."""
-    shop, told = Shop(), []
-    _unknown(shop)
-
-    def tell(sender: Any, label: str, **_: Any) -> None:
-        told.append(label)
-
-    signals.verdict_given.connect(tell, weak=False, dispatch_uid="tell")
-    try:
-        resolve(shop.record.key, rerun=True, app=shop.app)
-    finally:
-        signals.verdict_given.disconnect(dispatch_uid="tell")
-
-    assert told == [LABEL]
+    assert SECRET not in shop.kept
+    assert (judged.label, judged.verdict["error"]) == (ORDER, f"no answer about {SECRET}")
+    assert shop.deliver(ORDER).value == ENDS["completed"]
 
 
-@pytest.mark.parametrize("label", [LABEL, "acme/*"])
-def test_records_are_found_by_label(label: str) -> None:
-    """By all of it or its beginning: each label is decrypted and compared."""
+def test_records_are_found_by_label() -> None:
+    """By all of it or its beginning: each label is decrypted and compared; one that cannot be is told, not passed over.
+
+    A label that reads as if it were encrypted refuses no search: whoever chooses an argument could else keep an
+    operator from searching.
+    """
     shop = Shop()
-    shop.deliver()
-    shop.deliver("order-4711")
-    deliver(shop.charge, "7", "other")
-    store = runtime_of(shop.app).store
+    for order in (ORDER, "other/7"):
+        shop.end("completed", order)
+    Shop(None, shop).deliver("encrypted:/o-1")
+    assert shop.memory.swap(replace(a_record(), label="(encrypted)"), None)
 
-    (record,) = found(store, Filter(label=label))
-    assert record.label == LABEL
-    assert looked_up(store, LABEL) == looked_up(store, record.key) == reveal(store, record)
+    for label in (ORDER, "acme/*"):
+        (record,) = found(shop.around, Filter(label=label))
+        assert record.label == ORDER
+    assert looked_up(shop.around, ORDER) == looked_up(shop.around, record.key) == reveal(shop.around, record)
+    for keys in (None, OLD):
+        app = Shop(keys, shop).app
+        erased = run(app, "forget", "--label", "acme/*", "--yes", "--reason", "T-1")
+        assert (erased.exit_code, "is encrypted with a key that is not here" in erased.output) == (1, True)
+        assert "that can be read: 2 are encrypted" in run(app, "show", ORDER).output
 
 
-def test_search_by_label_without_the_key_is_refused() -> None:
-    """Who erases all of a tenant must not be told that there is nothing."""
+def test_people_see_what_is_encrypted_where_the_key_is() -> None:
+    """By the commands and on the page, found by its label; elsewhere they are told that it is encrypted."""
     shop = Shop()
-    shop.deliver()
-    keyless = _another(shop, OLD)
-
-    for app in (keyless.app, _another(shop, None).app):
-        result = run(app, "forget", "--label", "acme/*", "--yes", "--reason", "T-1")
-        assert result.exit_code == 1
-        assert "is encrypted with a key that is not here" in result.output
-    assert shop.record.status is Status.COMPLETED
-
-
-def test_label_that_reads_as_if_it_were_encrypted_refuses_no_search() -> None:
-    """Whoever chooses an argument could else keep an operator from searching."""
-    shop = Shop(None)
-    deliver(shop.charge, "o-1", "encrypted:")
-    assert shop.record.label == "(encrypted:/o-1"
-    assert shop.store.swap(replace(a_record(), label="(encrypted)"), None)
-    shop.deliver()
-
-    for keys in (None, NEW):
-        (record,) = found(runtime_of(_another(shop, keys).app).store, Filter(label="acme/*"))
-        assert record.label == LABEL
-
-
-def test_look_for_one_label_without_the_key_says_what_was_not_read() -> None:
-    """Nothing was found among what could be read, which is not all."""
-    shop = Shop()
-    shop.deliver()
-    result = run(_another(shop, OLD).app, "show", LABEL)
-
-    assert result.exit_code == 1
-    assert "that can be read: 1 are encrypted" in result.output
-
-
-def test_commands_show_what_is_encrypted() -> None:
-    """Where the app has the keys, as without encryption; where not, they say so."""
-    shop = Shop(remember=(Declined,))
-    _failed(shop)
-    key = shop.record.key
-
-    for arguments in (("list", "--label", LABEL), ("list", "--label", "acme/*"), ("show", LABEL), ("show", key)):
-        assert LABEL in run(shop.app, *arguments).output
-    shown = json.loads(run(shop.app, "show", key, "--json").output)
-    assert (shown["label"], shown["error"]) == (LABEL, f"Declined: {SECRET}")
+    shop.end("failed")
+    key, keyless = shop.record.key, Shop(OLD, shop)
+    for arguments in (("list", "--label", ORDER), ("list", "--label", "acme/*"), ("show", ORDER), ("show", key)):
+        assert ORDER in run(shop.app, *arguments).output
+    shown, hidden = (json.loads(run(each.app, "show", key, "--json").output) for each in (shop, keyless))
+    assert (shown["label"], shown["error"]) == (ORDER, f"Declined: {SECRET}")
     assert shown["result"]["message"] == SECRET
-    hidden = json.loads(run(_another(shop, None).app, "show", key, "--json").output)
-    assert all(hidden[each].startswith("encrypted:") for each in ("label", "error"))
     assert hidden["content_type"] == ENCRYPTED
+    assert all(hidden[each].startswith("encrypted:") for each in ("label", "error"))
+
+    shop.end("released", "acme/open")
+    assert json.loads(run(shop.app, "show", "acme/open", "--json").output)["steps"]["pay"]["result"] == SECRET
+
+    person, stranger = (a_program(a_page(each.app)) for each in (shop, keyless))
+    shop.end("unknown", "acme/doubt")
+    assert "acme/doubt" in text_of(person.get("/").text)
+    for address in ("/records?label=acme/*", f"/records?key={key}", f"/record?key={key}"):
+        assert ORDER in text_of(person.get(address).text), address
+    assert SECRET in text_of(person.get(f"/record?key={key}").text)
+    assert "it is encrypted" in text_of(stranger.get(f"/record?key={key}").text)
+    assert "is encrypted with a key that is not here" in text_of(stranger.get("/records?label=acme/*").text)
 
 
-def test_commands_show_steps() -> None:
-    """Of an operation that is open."""
-    shop = Shop()
-    _released(shop)
-
-    shown = json.loads(run(shop.app, "show", LABEL, "--json").output)
-
-    assert shown["steps"]["pay"]["result"] == SECRET
+# Where clear text is refused.
 
 
-def test_begun_step_is_shown() -> None:
-    """It has no result that could be encrypted."""
-    shop = Shop(effects={"pay": AtMostOnce()})
-    shop.charge.backend  # noqa: B018 - binds the task
-    begun = {"begun_at": 1, "attempt": 1}
+@pytest.mark.parametrize("keys", [None, NEW], ids=["clear", "encrypted"])
+@pytest.mark.parametrize("large", [None, 0], ids=["in the record", "an object"])
+@pytest.mark.parametrize("end", ["completed", "failed", "released"])
+def test_clear_text_is_no_result_where_encryption_is_required(end: str, large: Any, keys: Any) -> None:
+    """Whoever can write the store could have put it there; what is encrypted is read, and people see both."""
+    kept = large_results(over=0) if large == 0 else None
+    shop = Shop(keys, large=kept)
+    first, before = shop.end(end), shop.record
+    demanding = Shop(NEW, shop, kept, idempotency_cipher_required=True)
+    assert ORDER in repr(reveal(demanding.around, before))
+    ended = demanding.deliver(ORDER)
 
-    assert reveal(runtime_of(shop.app).store, replace(a_record(), steps={"pay": begun})).steps == {"pay": begun}
-
-
-def test_page_shows_what_is_encrypted() -> None:
-    """The overview, a list and a record, and finds it by its label."""
-    shop = Shop()
-    _unknown(shop)
-    person = a_program(a_page(shop.app))
-
-    for address in ("/", "/records?label=acme/*", f"/records?key={shop.record.key}", f"/record?key={shop.record.key}"):
-        assert LABEL in text_of(person.get(address).text), address
-    assert f"no answer about {SECRET}" in person.get(f"/record?key={shop.record.key}").text
-    assert "is encrypted with a key that is not here" in text_of(
-        a_program(a_page(_another(shop, OLD).app)).get("/records?label=acme/*").text
-    )
-
-
-def test_page_says_of_a_result_that_it_is_encrypted() -> None:
-    """Where this app has no key that opens it."""
-    shop = Shop()
-    shop.deliver()
-    address = f"/record?key={shop.record.key}"
-
-    assert SECRET in a_program(a_page(shop.app)).get(address).text
-    assert "it is encrypted" in text_of(a_program(a_page(_another(shop, OLD).app)).get(address).text)
-
-
-# -- clear text, where it is refused
-
-
-def _demanding(shop: Shop, large: Any = None, **options: Any) -> Shop:
-    """A worker with the keys on the same store, to which only what is encrypted counts."""
-    another = _another(shop, NEW, large=large, remember=(Declined,), **options)
-    another.app.conf.idempotency_cipher_required = True
-    return another
-
-
-@pytest.mark.parametrize("is_large", [False, True], ids=["in the record", "an object"])
-@pytest.mark.parametrize("end", [_completed, _failed, _released])
-def test_clear_text_is_refused_where_encryption_is_required(end: Callable[[Shop], Ended], is_large: bool) -> None:
-    """It is taken for a result, a failure or a step only where it may be from before the keys."""
-    large = large_results(over=0) if is_large else None
-    shop = Shop(None, remember=(Declined,), large=large)
-    end(shop)
-    demanding, before = _demanding(shop, large), shop.record
-    ended = demanding.deliver()
-
-    assert ended.state == "RETRY"
-    assert isinstance(ended.value.exc, RecordUnreadable)
-    assert "idempotency_cipher_required" in str(ended.value.exc)
-    assert demanding.calls == []
-    assert shop.record == before
-    assert LABEL in repr(reveal(runtime_of(demanding.app).store, before)), "people see it all the same"
-
-
-@pytest.mark.parametrize("is_large", [False, True], ids=["in the record", "an object"])
-@pytest.mark.parametrize("end", [_completed, _failed, _released])
-def test_what_is_encrypted_is_read_where_that_is_required(end: Callable[[Shop], Ended], is_large: bool) -> None:
-    """The same as without the setting."""
-    large = large_results(over=0) if is_large else None
-    shop = Shop(remember=(Declined,), large=large)
-    first = end(shop)
-    demanding = _demanding(shop, large)
-    ended = demanding.deliver()
-
-    if end is _released:
-        assert (ended.state, demanding.calls) == ("SUCCESS", ["body"])
+    if keys is None:
+        assert (ended.state, type(ended.value.exc), demanding.runs) == ("RETRY", RecordUnreadable, [])
+        assert "idempotency_cipher_required" in str(ended.value.exc)
+        assert shop.record == before
+    elif end == "released":
+        assert (ended.state, demanding.runs) == ("SUCCESS", [ORDER])
     else:
-        assert (ended.state, repr(ended.value)) == (first.state, repr(first.value))
-        assert demanding.calls == []
+        assert same(ended, first)
+        assert demanding.runs == []
 
 
-# -- the setting
+# The setting.
 
 
-def _bound(keys: Any) -> Celery:
-    app = an_app(idempotency_cipher=keys)
+def _bound(**settings: Any) -> Celery:
+    app = an_app(**settings)
 
     @app.task(base=IdempotentTask, shared=False)
     def charge(order: str) -> None: ...
@@ -723,35 +424,21 @@ def _bound(keys: Any) -> Celery:
 
 
 @pytest.mark.parametrize("keys", ["", "hunter2", [NEW, "hunter2"], []])
-def test_bad_key_is_refused_when_a_task_is_bound(keys: Any) -> None:
-    """The earliest moment there is; and the error does not show it."""
-    with pytest.raises(PolicyError, match="idempotency_cipher") as refused:
-        _bound(keys)
+def test_bad_key_is_refused_where_a_task_is_bound_and_where_a_worker_starts(keys: Any) -> None:
+    """The earliest moment there is, and after the setting has changed; the error does not show the key."""
+    app = _bound(idempotency_cipher=NEW)
+    app.conf.idempotency_cipher = keys
+    for refuse in (lambda: _bound(idempotency_cipher=keys), lambda: worker.check(app, "celery.concurrency.solo")):
+        with pytest.raises(PolicyError, match="idempotency_cipher") as refused:
+            refuse()
+        assert "hunter2" not in str(refused.value)
 
-    assert "hunter2" not in str(refused.value)
 
-
-@pytest.mark.parametrize(
-    ("required", "keys"), [(True, None), ("yes", NEW), (None, NEW)], ids=["no keys", "text", "None"]
-)
+@pytest.mark.parametrize(("required", "keys"), [(True, None), ("yes", NEW), (None, NEW)])
 def test_encryption_that_is_required_needs_keys(required: Any, keys: Any) -> None:
     """Or all would be written in clear."""
-    app = an_app(idempotency_cipher=keys, idempotency_cipher_required=required)
-
     with pytest.raises(PolicyError, match="idempotency_cipher_required=.*: must be True or False, and True needs"):
-        app.task(base=IdempotentTask, shared=False)(_pay_nothing).name  # noqa: B018 - a task is bound at its first use
-
-
-def _pay_nothing() -> None: ...
-
-
-def test_key_that_became_bad_is_refused_when_a_worker_starts() -> None:
-    """Settings can change after the tasks are bound."""
-    app = _bound(NEW)
-    app.conf.idempotency_cipher = "hunter2"
-
-    with pytest.raises(PolicyError, match="idempotency_cipher"):
-        worker.check(app, "celery.concurrency.solo")
+        _bound(idempotency_cipher=keys, idempotency_cipher_required=required)
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -760,7 +447,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
 
     with pytest.raises(PolicyError, match=re.escape('pip install "celery-idempotent[cipher]"')):
-        _bound(NEW)
+        _bound(idempotency_cipher=NEW)
 
 
 @pytest.mark.parametrize("namespace", ["", "CELERY"])
