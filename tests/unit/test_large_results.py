@@ -1,6 +1,7 @@
 """Results that are objects: written before the record, read by replays and steps, lost only with a reason."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -11,7 +12,6 @@ import pytest
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Conflict, Outcome, load
-from celery_idempotent.engine.events import EventName
 from celery_idempotent.errors import LeaseLost, ResultLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.codec import Codec, Encoded
 from celery_idempotent.protocol.contents import OBJECT, ContentLost, Pointer, Slot, pointer_in, unpack
@@ -23,16 +23,15 @@ from celery_idempotent.stores.objects import LargeResults
 from celery_idempotent.stores.wrappers import Offloading, folder_of, pointers_of
 from celery_idempotent.testing.contract import a_record
 from tests.support.judging import judge
-from tests.support.objects import NO_ANSWER, REFUSED, MemoryObjects, large_results, pointed
+from tests.support.objects import NO_ANSWER, REFUSED, MemoryObjects
 from tests.support.scene import Again, Scene
 
-LARGE = "x" * 200
+LARGE, OTHER, SMALL = "x" * 200, "y" * 200, "x" * 50
 SLOT = Slot("k", "result")
-SMALL = "x" * 50
 
 
-class _LargeScene(Scene):
-    """Deliveries with a place for results of more than 100 bytes."""
+class LargeScene(Scene):
+    """Deliveries with a place for results of more than ``over`` bytes."""
 
     def __init__(self, *errors: Exception | None, over: int = 100) -> None:
         super().__init__()
@@ -45,21 +44,25 @@ class _LargeScene(Scene):
         assert isinstance(outcome, Outcome)
         return outcome.value
 
-    @property
-    def pointer(self) -> Pointer:
-        assert isinstance(self.record.result, str)
-        pointer = pointer_in(Encoded(self.record.result, self.record.content_type or ""))
-        assert pointer is not None
-        return pointer
+    def commit(self) -> Any:
+        return self.perform(lambda handle: handle.commit(LARGE, writes=[{"Put": {}}])).value
 
-    def room_for(self, size: int) -> None:
-        """From now on the store refuses records whose result, or step, is longer."""
+    def step(self, value: str = LARGE) -> Any:
+        """What a body returns that has one step and raises after it the first time; the step is counted."""
 
-        def refuse(record: Record) -> None:
-            if len(str(record.result or "")) > size or len(str(record.steps)) > size:
-                raise RecordTooLarge("400 KB")
+        def call(step: Any) -> str:
+            self.steps += 1
+            return value
 
-        self.store.before_swap = refuse
+        def body(handle: ProtectedAttempt) -> Any:
+            result = handle.step("fetch", call)
+            if handle.number == 1:
+                raise Again
+            return result[:10]
+
+        return self.perform(body).value
+
+    steps = 0
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -67,633 +70,316 @@ class _LargeScene(Scene):
 
 
 @pytest.fixture
-def scene() -> _LargeScene:
-    return _LargeScene()
+def scene() -> LargeScene:
+    return LargeScene()
 
 
-class TestCompletion:
-    """What is recorded, and in which order."""
+@pytest.fixture
+def done(scene: LargeScene) -> LargeScene:
+    """One operation, whose result is an object."""
+    scene.finish()
+    scene.events.clear()
+    return scene
 
-    def test_a_large_result_is_an_object_and_every_delivery_gets_it(self, scene: _LargeScene) -> None:
-        """The record points to it."""
-        assert [scene.finish() for _ in range(3)] == [LARGE] * 3
-        assert scene.runs == 1
-        assert scene.record.content_type == OBJECT
-        assert list(scene.objects.objects) == [scene.pointer.name] == scene.objects.puts
-        assert json.loads(scene.objects.objects[scene.pointer.name]) == LARGE
-        assert (scene.pointer.size, scene.pointer.content_type) == (202, "application/json")
 
-    def test_a_small_result_asks_for_no_object(self, scene: _LargeScene) -> None:
-        """Neither when it is recorded nor when it is replayed."""
-        assert [scene.finish(SMALL) for _ in range(2)] == [SMALL] * 2
-        assert scene.objects.puts == scene.objects.gets == []
-        assert scene.record.content_type == "application/json"
-
-    @pytest.mark.parametrize(("letter", "count", "is_large"), [("x", 98, False), ("x", 99, True)])
-    def test_what_is_over_is_counted_in_bytes_of_what_is_encoded(
-        self, scene: _LargeScene, letter: str, count: int, is_large: bool
-    ) -> None:
-        """Two more than letters, for the quotes."""
-        scene.finish(letter * count)
-        assert bool(scene.objects.puts) is is_large
-
-    def test_the_object_is_there_before_the_record_points_to_it(self, scene: _LargeScene) -> None:
-        """A process that dies between the two leaves an object that nobody knows, and no pointer to nothing."""
-        at_put: list[Status] = []
-        at_swap: list[bool] = []
-        scene.objects.before_put = lambda: at_put.append(scene.record.status)
-        scene.store.before_swap = lambda record: at_swap.append(record.result is None or bool(scene.objects.objects))
-        scene.finish()
-        assert at_put == [Status.IN_PROGRESS]
-        assert at_swap == [True, True]
-
-    def test_the_lease_is_renewed_while_the_object_is_on_its_way(self, scene: _LargeScene) -> None:
-        """A large one takes long, and the heartbeat must not wait for it."""
-        renewed: list[int] = []
-        claims: list[Claim] = []
-
-        def renew() -> None:
-            claims[0].renew()
-            renewed.append(scene.record.lease_until)
-
-        def body(claim: Claim | None) -> str:
-            assert claim is not None
-            claims.append(claim)
-            scene.clock.advance(30_000)
-            return LARGE
-
-        scene.objects.before_put = renew
-        scene.run(body)
-        assert renewed == [scene.clock.now() + 60_000]
-
-    def test_a_failure_stays_in_the_record(self, scene: _LargeScene) -> None:
-        """It is bounded, and people look for it there."""
-
-        def fail(claim: Claim | None) -> None:
-            raise LookupError(LARGE)
-
-        for _ in range(2):
-            with pytest.raises(LookupError):
-                scene.run(fail, remember=(LookupError,))
-        assert scene.objects.puts == []
-
-    def test_bytes_come_back_as_bytes(self, scene: _LargeScene) -> None:
-        """Of a serialiser that makes them."""
-        scene.codec = Codec("pickle", frozenset({"application/json", "application/x-python-serialize"}))
-        value = {"blob": b"\xff" * 200}
-        assert [scene.finish(value) for _ in range(2)] == [value] * 2
-        assert scene.pointer.is_text is False
-
-    def test_observing_keeps_it_as_well(self, scene: _LargeScene) -> None:
-        """So that what it would have done can be seen; it waits for nothing."""
-        scene.objects.always = NO_ANSWER
-        assert scene.observe(lambda claim: LARGE) == LARGE
-        assert (scene.record.status, scene.record.result) == (Status.COMPLETED, None)
-        assert len(scene.objects.puts) == 1
-
-
-class TestFailingPut:
-    """The effect has happened: it is recorded in any case."""
-
-    def test_no_answer_is_waited_for(self) -> None:
-        """With the patience of the completion itself, and told once."""
-        scene = _LargeScene(*[NO_ANSWER] * 5)
-        assert [scene.finish() for _ in range(2)] == [LARGE] * 2
-        assert scene.runs == 1
-        assert len(set(scene.objects.puts)) == 1
-        assert len(scene.objects.puts) == 6
-
-    def test_waiting_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Somebody may look into the log because a task does not end."""
-        _LargeScene(*[NO_ANSWER] * 5).finish()
-        assert caplog.text.count("result_waits") == 1
-
-    def test_what_will_never_be_written_is_lost_at_once(self, scene: _LargeScene) -> None:
-        """The operation is completed, says why, and never runs again."""
-        scene.objects.always = REFUSED
-        assert scene.finish() == LARGE
-        assert len(scene.objects.puts) == 1
-        assert (scene.record.status, scene.record.result) == (Status.COMPLETED, None)
-        assert "AccessDenied" in scene.reasons["result_dropped"]
-        with pytest.raises(ResultLost, match="AccessDenied"):
-            scene.finish()
-        assert scene.runs == 1
-
-    def test_patience_has_an_end(self, scene: _LargeScene) -> None:
-        """Then the result is lost and not the record of the effect, which would happen again."""
-        scene.objects.always = NO_ANSWER
-        assert scene.finish() == LARGE
-        assert scene.clock.monotonic() >= 600
-        assert (scene.record.status, scene.record.result) == (Status.COMPLETED, None)
-        assert "no answer" in scene.reasons["result_dropped"]
-
-    def test_a_time_limit_that_strikes_in_the_put_is_raised_after_the_record(self, scene: _LargeScene) -> None:
-        """The write is made again, to the same name."""
-
-        class Limit(Exception):
-            pass
-
-        struck = iter([Limit()])
-
-        def strike() -> None:
-            for error in struck:
-                raise error
-
-        scene.objects.before_put = strike
-        with pytest.raises(Limit):
-            scene.finish()
-        assert scene.finish() == LARGE
-        assert (scene.runs, len(set(scene.objects.puts))) == (1, 1)
-
-
-class TestRoom:
-    """A store with less room than ``over``."""
-
-    def test_what_a_record_has_no_room_for_is_an_object_all_the_same(self) -> None:
-        """Whatever ``over`` says: it would be lost otherwise."""
-        scene = _LargeScene(over=1_000)
-        scene.room_for(300)
-        value = "x" * 400
-        assert [scene.finish(value) for _ in range(2)] == [value] * 2
-        assert scene.record.content_type == OBJECT
-
-    def test_without_a_place_for_it_it_is_lost_as_ever(self) -> None:
-        """The setting is what makes the difference."""
-        scene = _LargeScene()
-        scene.large = None
-        scene.room_for(100)
-        assert scene.finish() == LARGE
-        with pytest.raises(ResultLost, match="400 KB"):
-            scene.finish()
-
-    def test_a_record_without_room_for_the_pointer_loses_it(self, scene: _LargeScene) -> None:
-        """As one without room for the result; it is completed."""
-        scene.room_for(10)
-        assert scene.finish() == LARGE
-        assert (scene.record.status, scene.record.error) == (Status.COMPLETED, "400 KB")
-
-    def test_nor_is_there_room_for_the_pointer_of_a_small_one(self) -> None:
-        """It is tried as an object before it is given up."""
-        scene = _LargeScene(over=1_000)
-        scene.room_for(10)
-        assert scene.finish() == LARGE
-        assert (scene.record.status, scene.record.error, len(scene.objects.puts)) == (Status.COMPLETED, "400 KB", 1)
-
-    def test_a_record_without_room_for_anything_says_so(self, scene: _LargeScene) -> None:
-        """What is left is not the result's size."""
-
-        def refuse(record: Record) -> None:
-            if record.status is Status.COMPLETED:
-                raise RecordTooLarge("400 KB")
-
-        scene.store.before_swap = refuse
-        with pytest.raises(RecordTooLarge):
-            scene.finish()
-
-    def test_a_result_that_is_not_kept_is_no_object(self) -> None:
-        """``private=True``: every replay returns None."""
-        scene = _LargeScene()
-        scene.codec = replace(scene.codec, private=True)
-        assert [scene.finish() for _ in range(2)] == [LARGE, None]
-        assert scene.objects.puts == []
-
-
-class TestReplay:
-    """A duplicate of an operation whose result is an object."""
-
-    @pytest.fixture(autouse=True)
-    def _done(self, scene: _LargeScene) -> None:
-        scene.finish()
-        scene.events.clear()
-
-    def _lost(self, scene: _LargeScene, reason: str) -> None:
-        with pytest.raises(ResultLost, match=reason):
-            scene.finish()
-        assert scene.runs == 1
-        assert scene.names == ["replayed", "result_lost"]
-
-    def test_an_object_that_is_gone_is_a_lost_result(self, scene: _LargeScene) -> None:
-        """And the body never runs again."""
-        scene.objects.objects.clear()
-        self._lost(scene, "its object is gone")
-
-    def test_an_object_with_other_bytes_is_a_lost_result(self, scene: _LargeScene) -> None:
-        """Of the same length, so that only the checksum tells."""
-        (name,) = scene.objects.objects
-        scene.objects.objects[name] = scene.objects.objects[name].replace(b"x", b"y")
-        self._lost(scene, "SHA-256")
-
-    def test_an_object_that_was_cut_is_a_lost_result(self, scene: _LargeScene) -> None:
-        """It says by how much."""
-        (name,) = scene.objects.objects
-        scene.objects.objects[name] = b"x"
-        self._lost(scene, "it has 1 bytes, and was written with 202")
-
-    def test_an_object_of_another_operation_is_never_read_or_deleted(self, scene: _LargeScene) -> None:
-        """Whoever can write the store chooses what a pointer says, and must not choose among all of the bucket."""
-        seen = scene.record
-        name = f"shop/{folder_of('another')}/nonce"
-        scene.objects.objects = {name: b'"theirs"'}
-        pointer = Pointer(name, 8, sha256(b'"theirs"').hexdigest(), "application/json", is_text=True).to_encoded()
-        step = {"text": pointer.data, "content_type": OBJECT}
-        scene.store.swap(seen.but(result=pointer.data, steps={"a": step}, revision="r"), seen.revision)
-        self._lost(scene, "not one of this operation's")
-        judge(scene.around, "k", Action.FORGET)
-        assert list(scene.objects.objects) == [name]
-
-    def test_a_damaged_pointer_is_a_lost_result(self, scene: _LargeScene) -> None:
-        """Nothing is read for it."""
-        seen = scene.record
-        scene.store.swap(seen.but(result="[1", revision="r"), seen.revision)
-        self._lost(scene, "pointer is damaged")
-
-    @pytest.mark.parametrize("error", [NO_ANSWER, REFUSED])
-    def test_no_answer_is_no_loss(self, scene: _LargeScene, error: StoreUnavailable) -> None:
-        """Nothing is replayed, and the delivery comes again."""
-        scene.objects.errors.append(error)
-        with pytest.raises(StoreUnavailable):
-            scene.finish()
-        assert scene.names == ["store_unavailable"]
-        assert scene.finish() == LARGE
-        assert scene.runs == 1
-
-    def test_no_answer_never_runs_a_body_unprotected(self, scene: _LargeScene) -> None:
-        """Whatever ``on_outage`` says: that the operation is done is known."""
-        scene.objects.errors.append(NO_ANSWER)
-        with pytest.raises(StoreUnavailable):
-            scene.finish(on_outage="run")
-        assert scene.runs == 1
-
-    def test_a_worker_without_the_setting_takes_nothing_for_lost(self, scene: _LargeScene) -> None:
-        """It says what is missing."""
-        scene.large = None
-        with pytest.raises(StoreMisconfigured, match="the setting is not there"):
-            scene.finish()
-        assert scene.runs == 1
-
-
-class TestTakeover:
-    """Two attempts of one operation."""
-
-    def test_each_attempt_writes_an_object_of_its_own(self, scene: _LargeScene) -> None:
-        """The late one gets the result that counts, and what that is has not changed."""
-
-        def late(claim: Claim | None) -> str:
-            if scene.runs == 1:
-                scene.clock.advance(61_000)
-                assert scene.finish("y" * 200) == "y" * 200
-            return LARGE
-
-        assert scene.run(late).value == "y" * 200
-        assert len(set(scene.objects.puts)) == 2
-        assert scene.finish() == "y" * 200
-        assert {name.rpartition("/")[0] for name in scene.objects.puts} == {f"shop/{folder_of('k')}"}
-
-    def test_an_object_that_arrives_late_changes_nothing(self, scene: _LargeScene) -> None:
-        """It was on its way when its attempt was taken over, and comes when the operation is done."""
-        late: list[tuple[str, bytes]] = []
-        put = scene.objects.put
-
-        def hang(name: str, data: bytes) -> None:
-            late.append((name, data))
-            scene.objects.put = put  # type: ignore[method-assign]
-            scene.clock.advance(61_000)
-            assert scene.finish("y" * 200) == "y" * 200
-            raise NO_ANSWER
-
-        scene.objects.put = hang  # type: ignore[method-assign]
-        assert scene.finish() == "y" * 200
-        put(*late[0])
-        assert scene.finish() == "y" * 200
-
-    @pytest.mark.parametrize("error", [None, NO_ANSWER])
-    def test_a_body_that_raised_gets_the_result_of_its_successor(
-        self, scene: _LargeScene, error: StoreUnavailable | None
-    ) -> None:
-        """Or, where that cannot be read now, comes again for it."""
-
-        def late(claim: Claim | None) -> str:
-            scene.clock.advance(61_000)
-            other = _LargeScene()
-            other.store, other.clock, other.large = scene.store, scene.clock, scene.large
-            other.finish()
-            scene.objects.errors.append(error)
-            raise LookupError
-
-        if error:
-            with pytest.raises(StoreUnavailable):
-                scene.run(late)
-        else:
-            assert scene.run(late).value == LARGE
-
-
-class TestSteps:
-    """Results of steps."""
-
-    @pytest.fixture
-    def calls(self) -> list[str]:
-        return []
-
-    def _twice(self, scene: _LargeScene, calls: list[str], value: str = LARGE) -> Any:
-        """Deliver a body with one step, which raises after it the first time."""
-
-        def body(handle: ProtectedAttempt) -> str:
-            result = handle.step("fetch", lambda step: calls.append("fetch") or value)  # type: ignore[func-returns-value]
-            if handle.number == 1:
-                raise Again
-            return str(result)[:10]
-
-        with pytest.raises(Again):
-            scene.perform(body)
-        return lambda: scene.perform(body).value
-
-    def test_a_large_one_is_an_object_that_the_next_attempt_reads(self, scene: _LargeScene, calls: list[str]) -> None:
-        """The call is not made again."""
-        again = self._twice(scene, calls)
-        assert scene.record.steps["fetch"]["content_type"] == OBJECT
-        assert again() == "x" * 10
-        assert (calls, len(scene.objects.puts)) == (["fetch"], 1)
-
-    def test_the_first_attempt_reads_nothing(self, scene: _LargeScene, calls: list[str]) -> None:
-        """It has the value."""
-        self._twice(scene, calls)
-        assert scene.objects.gets == []
-
-    def test_one_that_the_record_has_no_room_for_is_an_object(self, calls: list[str]) -> None:
-        """Steps share one record, so this comes sooner than with results."""
-        scene = _LargeScene(over=1_000)
-        scene.room_for(400)
-        again = self._twice(scene, calls, "x" * 500)
-        assert again() == "x" * 10
-        assert calls == ["fetch"]
-
-    def test_one_that_is_lost_is_not_called_again(self, scene: _LargeScene, calls: list[str]) -> None:
-        """As one that was never kept."""
-        again = self._twice(scene, calls)
-        scene.objects.objects.clear()
-        with pytest.raises(ResultLost, match="step 'fetch': its object is gone"):
-            again()
-        assert calls == ["fetch"]
-
-    def test_one_that_cannot_be_read_now_is_read_later(self, scene: _LargeScene, calls: list[str]) -> None:
-        """The delivery comes again, and the step has been made."""
-        again = self._twice(scene, calls)
-        scene.objects.errors.append(NO_ANSWER)
-        with pytest.raises(StoreUnavailable):
-            again()
-        assert again() == "x" * 10
-        assert calls == ["fetch"]
-
-    def test_one_that_can_never_be_written_is_finished_all_the_same(self, scene: _LargeScene, calls: list[str]) -> None:
-        """Its effect has happened."""
-        scene.objects.errors.append(REFUSED)
-        again = self._twice(scene, calls)
-        with pytest.raises(ResultLost, match="AccessDenied"):
-            again()
-        assert calls == ["fetch"]
-
-
-class TestCommit:
-    """``attempt.commit()``."""
-
-    def _commit(self, scene: _LargeScene, value: str = LARGE) -> Any:
-        return scene.perform(lambda handle: handle.commit(value, writes=[{"Put": {}}])).value
-
-    def test_the_object_is_there_before_the_commit(self, scene: _LargeScene) -> None:
-        """And is read by replays."""
-        at_swap: list[int] = []
-        scene.store.before_swap = lambda record: at_swap.append(len(scene.objects.objects))
-        assert [self._commit(scene) for _ in range(2)] == [LARGE] * 2
-        assert at_swap[:2] == [0, 1]
-        assert scene.record.content_type == OBJECT
-
-    def test_what_can_never_be_written_is_committed_without(self, scene: _LargeScene) -> None:
-        """And told."""
-        scene.objects.always = REFUSED
-        assert self._commit(scene) == LARGE
-        assert "AccessDenied" in scene.reasons["result_dropped"]
-        assert scene.record.status is Status.COMPLETED
-
-    def test_no_answer_is_waited_for(self) -> None:
-        """Nothing is locked meanwhile."""
-        scene = _LargeScene(*[NO_ANSWER] * 3)
-        assert [self._commit(scene) for _ in range(2)] == [LARGE] * 2
-
-
-def _complete(scene: _LargeScene) -> Claim:
-    claims: list[Claim] = []
-    scene.run(lambda claim: claims.append(claim) if claim else None)
-    return claims[0]
-
-
-class TestTransactions:
-    """What ``tx.done()`` asks of a claim; a transaction holds locks."""
-
-    @pytest.fixture
-    def claim(self, scene: _LargeScene) -> Claim:
-        return _complete(scene)
-
-    def test_an_object_is_written_at_once(self, scene: _LargeScene, claim: Claim) -> None:
-        """Before the record in the transaction."""
-        kept = claim.packed(scene.codec.keep(LARGE), SLOT, is_final=False)
-        assert kept.encoded is not None
-        assert kept.encoded.content_type == OBJECT
-        assert len(scene.objects.objects) == 1
-
-    def test_each_result_is_an_object_of_its_own(self, scene: _LargeScene, claim: Claim) -> None:
-        """Also one that the same attempt names again: what a record points to is never written over."""
-        for value in (LARGE, LARGE, f"{LARGE}!"):
-            claim.packed(scene.codec.keep(value), SLOT, is_final=False)
-        assert len(scene.objects.objects) == 3
-
-    def test_no_answer_is_not_waited_for(self, scene: _LargeScene, claim: Claim) -> None:
-        """Nothing has happened yet, and it is undone."""
-        scene.objects.always = NO_ANSWER
-        with pytest.raises(StoreUnavailable):
-            claim.packed(scene.codec.keep(LARGE), SLOT, is_final=False)
-        assert len(scene.objects.puts) == 1
-
-    def test_what_can_never_be_written_is_lost(self, scene: _LargeScene, claim: Claim) -> None:
-        """It would be refused again and again."""
-        scene.objects.always = REFUSED
-        kept = claim.packed(scene.codec.keep(LARGE), SLOT, is_final=False)
-        assert (kept.encoded, kept.value) == (None, LARGE)
-        assert "AccessDenied" in str(kept.lost)
-
-    @pytest.mark.parametrize("value", [SMALL, object()])
-    def test_all_else_is_left_as_it_is(self, scene: _LargeScene, claim: Claim, value: Any) -> None:
-        """What is small, and what could not be encoded."""
-        kept = scene.codec.keep(value)
-        assert claim.packed(kept, SLOT, is_final=False) is kept
-        assert scene.objects.puts == []
-
-
-class TestForgetting:
-    """``forget``: nothing of the call stays."""
-
-    def test_objects_are_deleted_with_the_record(self, scene: _LargeScene) -> None:
-        """Of this operation, and of no other."""
-        scene.finish()
-        scene.objects.objects["shop/another"] = b""
-        judge(scene.around, "k", Action.FORGET)
-        assert list(scene.objects.objects) == ["shop/another"]
-
-    def test_objects_of_steps_are_deleted(self, scene: _LargeScene) -> None:
-        """Of an operation that was released."""
-
-        def body(handle: ProtectedAttempt) -> None:
-            handle.step("a", lambda step: LARGE)
-            handle.step("b", lambda step: SMALL)
-            raise Again
-
-        with pytest.raises(Again):
-            scene.perform(body)
-        judge(scene.around, "k", Action.FORGET)
-        assert scene.objects.objects == {}
-
-    def test_what_cannot_be_deleted_is_told(self, scene: _LargeScene, caplog: pytest.LogCaptureFixture) -> None:
-        """The operation is forgotten; the object goes by the bucket's own rule."""
-        scene.finish()
-        name = scene.pointer.name
-        scene.objects.always = REFUSED
-        judge(scene.around, "k", Action.FORGET)
-        assert scene.record.result is None
-        assert f"event=idempotency.object_left key=k object={name}" in caplog.text
-
-    def test_without_the_setting_nothing_is_deleted(self, scene: _LargeScene) -> None:
-        """There is nobody to ask."""
-        scene.finish()
-        judge(scene.store, "k", Action.FORGET)
-        assert len(scene.objects.objects) == 1
-
-    def test_what_cannot_be_read_points_to_nothing(self) -> None:
-        """A damaged pointer, or a step that nobody can read, stops nobody who forgets the rest."""
-        steps = {
-            "damaged": {"text": "x", "content_type": OBJECT},
-            "unreadable": {},
-            "lost": {"lost": "too large"},
-            "begun": {"begun_at": 1, "attempt": 1},
-        }
-        record = a_record().but(status=Status.RELEASED, steps=steps, result="x", content_type=OBJECT)
-        assert list(pointers_of(record)) == []
-
-
-class TestCheck:
-    """What a worker asks before its first task."""
-
-    def test_it_writes_one_object_reads_it_and_finds_that_another_is_missing(self) -> None:
-        """Always the same one."""
-        large = large_results(prefix="shop/")
-        for _ in range(2):
-            Offloading(MemoryStore(), large).verify()
-        assert isinstance(large.objects, MemoryObjects)
-        assert list(large.objects.objects) == ["shop/celery-idempotent-check"]
-
-    @pytest.mark.parametrize(
-        ("break_it", "told"),
-        [
-            (lambda objects: setattr(objects, "put", lambda name, data: None), "not there after it was written"),
-            (lambda objects: setattr(objects, "get", lambda name: b"?"), "not what was written"),
-            (lambda objects: setattr(objects, "always", REFUSED), "AccessDenied"),
-            (lambda objects: objects.errors.extend([None, None, REFUSED]), "AccessDenied"),
-            (lambda objects: objects.objects.update({"celery-idempotent-missing": b""}), "nobody has written"),
-        ],
-    )
-    def test_what_cannot_work_is_told(self, break_it: Callable[[MemoryObjects], None], told: str) -> None:
-        """Also that a lost object could not be told from a forbidden one."""
-        large = large_results()
-        assert isinstance(large.objects, MemoryObjects)
-        break_it(large.objects)
-        with pytest.raises(StoreMisconfigured, match=told):
-            Offloading(MemoryStore(), large).verify()
-
-
-class TestPointers:
-    """What a record holds in place of a result."""
-
-    def test_a_pointer_reads_back(self) -> None:
-        """As it was written."""
-        store, encoded = Offloading(MemoryStore(), large_results(over=0, prefix="p/")), Encoded("é\ud800", "text/x")
-        packed = store.pack(encoded, SLOT)
-        assert packed is not None
-        assert packed.write is not None
-        packed.write()
-        assert store.unpack(packed.encoded, SLOT) == encoded
-        pointer = pointer_in(packed.encoded)
-        assert pointer is not None
-        assert pointer.name.startswith(f"p/{folder_of('k')}/")
-
-    def test_a_result_is_no_pointer(self) -> None:
-        """It is returned as it is, without a place for objects."""
-        encoded = Encoded("1", "application/json")
-        assert pointer_in(encoded) is None
-        assert unpack(MemoryStore(), encoded, SLOT) is encoded
-
-    @pytest.mark.parametrize("data", ["", "[" * 100_000, "{}", '{"name": 1}', b"\xff"])
-    def test_a_damaged_one_is_a_loss(self, data: str | bytes) -> None:
-        """Whatever stands there."""
-        with pytest.raises(ContentLost, match="damaged"):
-            Offloading(MemoryStore(), large_results()).unpack(Encoded(data, OBJECT), SLOT)
-
-    def test_a_record_without_a_result_has_nothing_to_fetch(self) -> None:
-        """It is lost already."""
-        record = a_record().but(status=Status.COMPLETED, result=None)
-        assert load(MemoryStore(), record) is record
-
-    def test_a_record_with_its_result_is_left_as_it_is(self) -> None:
-        """Every replay comes here, and a copy is most of what one costs."""
-        record = a_record().but(status=Status.COMPLETED, result="1", content_type="application/json")
-        assert load(MemoryStore(), record) is record
-
-    def test_a_worker_that_knows_no_objects_takes_a_pointer_for_no_result(self) -> None:
-        """Its codec accepts no such content."""
-        codec = Codec("json", frozenset({"application/json"}))
-        pointer = pointed(Encoded("1", "application/json"))
-        with pytest.raises(Exception, match="application/vnd.celery-idempotent.object"):
-            codec.decode(pointer.to_encoded())
-
-
-def test_a_result_that_a_verdict_brings_is_an_object_first() -> None:
-    """Before the record points to it, as any other; duplicates get it."""
-    scene = _LargeScene()
-    scene.store.swap(a_record().but(key="k", status=Status.UNKNOWN), None)
+def test_large_result_is_an_object_and_every_delivery_gets_it(scene: LargeScene) -> None:
+    """It is there before the record points to it: a death between the two leaves an object that nobody knows."""
+    at_put: list[Status] = []
     at_swap: list[int] = []
+    scene.objects.before_put = lambda: at_put.append(scene.record.status)
     scene.store.before_swap = lambda record: at_swap.append(len(scene.objects.objects))
 
-    judged = judge(scene.around, "k", Action.COMPLETED, result=Encoded(json.dumps(LARGE), "application/json"), retain=1)
+    assert [scene.finish() for _ in range(3)] == [LARGE] * 3
 
-    assert (judged.content_type, at_swap) == (OBJECT, [1])
-    assert judged.result is not None
-    assert unpack(scene.around, Encoded(judged.result, OBJECT), SLOT).data == json.dumps(LARGE)
-
-
-def test_the_check_of_a_worker_asks_the_store_and_its_objects() -> None:
-    """Either may be misconfigured."""
-    asked: list[str] = []
-
-    class Checked(MemoryStore):
-        def verify(self) -> None:
-            asked.append("store")
-
-    objects = MemoryObjects()
-    Offloading(Checked(), LargeResults(objects, 100)).verify()
-
-    assert asked == ["store"]
-    assert objects.puts == ["celery-idempotent-check"]
+    assert (scene.runs, at_put, at_swap[:2]) == (1, [Status.IN_PROGRESS], [0, 1])
+    (name,) = scene.objects.puts
+    pointer = pointer_in(Encoded(scene.record.result or "", scene.record.content_type or ""))
+    assert pointer == Pointer(
+        name, 202, sha256(json.dumps(LARGE).encode()).hexdigest(), "application/json", is_text=True
+    )
+    assert scene.objects.objects == {name: json.dumps(LARGE).encode()}
+    assert name.startswith(f"shop/{folder_of('k')}/")
 
 
-def test_a_conflict_reads_no_object(scene: _LargeScene) -> None:
-    """Only an answer that is a result is one."""
-
-    def meet(claim: Claim | None) -> str:
-        assert isinstance(scene.run(lambda claim: "never"), Conflict)
-        return SMALL
-
-    scene.run(meet)
-    assert scene.objects.gets == []
+@pytest.mark.parametrize(("value", "puts"), [("x" * 98, 0), ("x" * 99, 1), ("é" * 16, 0), ("é" * 17, 1)])
+def test_size_is_counted_in_bytes_of_what_is_encoded(scene: LargeScene, value: str, puts: int) -> None:
+    """Quotes and escapes included; what is small asks for no object, neither when it is recorded nor in a replay."""
+    assert [scene.finish(value) for _ in range(2)] == [value] * 2
+    assert (len(scene.objects.puts), len(scene.objects.gets)) == (puts, puts)
 
 
-def test_an_attempt_that_lost_its_claim_reports_nothing(scene: _LargeScene) -> None:
+def test_bytes_come_back_as_bytes(scene: LargeScene) -> None:
+    """Of a serialiser that makes them."""
+    scene.codec = Codec("pickle", frozenset({"application/json", "application/x-python-serialize"}))
+    value = {"blob": b"\xff" * 200}
+    assert [scene.finish(value) for _ in range(2)] == [value] * 2
+    assert len(scene.objects.puts) == 1
+
+
+def test_lease_is_renewed_while_the_object_is_on_its_way(scene: LargeScene) -> None:
+    """A large one takes long, and the heartbeat must not wait for it."""
+    renewed: list[int] = []
+
+    def body(claim: Claim | None) -> str:
+        assert claim is not None
+        scene.objects.before_put = lambda: (claim.renew(), renewed.append(scene.record.lease_until))[0]  # type: ignore[func-returns-value]
+        scene.clock.advance(30_000)
+        return LARGE
+
+    scene.run(body)
+    assert renewed == [scene.clock.now() + 60_000]
+
+
+def test_what_is_no_result_is_no_object(scene: LargeScene) -> None:
+    """A failure, which is bounded and which people look for in the record; what is not kept; a conflict."""
+
+    def fail(claim: Claim | None) -> None:
+        raise LookupError(LARGE)
+
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            scene.run(fail, remember=(LookupError,))
+    private = LargeScene()
+    private.codec = replace(scene.codec, private=True)
+    assert [private.finish() for _ in range(2)] == [LARGE, None]
+    meeting = LargeScene()
+    meeting.run(lambda claim: isinstance(meeting.run(lambda claim: "never"), Conflict) and SMALL)
+
+    for each in (scene, private, meeting):
+        assert each.objects.puts == each.objects.gets == []
+
+
+def test_observing_keeps_it_as_well_and_waits_for_nothing(scene: LargeScene) -> None:
+    """So that what it would have done can be seen."""
+    scene.objects.always = NO_ANSWER
+    assert scene.observe(lambda claim: LARGE) == LARGE
+    assert (scene.record.status, scene.record.result, len(scene.objects.puts)) == (Status.COMPLETED, None, 1)
+
+
+# What a put answers, and what becomes of the result. The effect has happened: it is recorded in any case.
+
+
+@pytest.mark.parametrize("ask", [LargeScene.finish, LargeScene.commit, LargeScene.step])
+@pytest.mark.parametrize(
+    ("errors", "always", "puts", "lost"),
+    [
+        ([NO_ANSWER] * 5, None, 6, ""),  # waited for, with the patience of the completion itself
+        ([], REFUSED, 1, "AccessDenied"),  # will never be written
+        ([], NO_ANSWER, None, "no answer"),  # patience has an end
+    ],
+)
+def test_put_without_success_ends_in_a_result_or_in_a_reason(
+    ask: Callable[[LargeScene], Any], errors: list[Exception], always: Exception, puts: int | None, lost: str
+) -> None:
+    """The first delivery has the value in any case, nothing runs again, and what is lost says why."""
+    scene = LargeScene(*errors)
+    scene.objects.always = always
+    if is_step := ask is LargeScene.step:
+        with pytest.raises(Again):
+            ask(scene)
+    else:
+        assert ask(scene) == LARGE
+        assert (scene.record.status, scene.record.result is None) == (Status.COMPLETED, bool(lost))
+        assert lost in scene.reasons.get("result_dropped", "")
+    assert puts in (None, len(scene.objects.puts))
+    assert len(set(scene.objects.puts)) == 1
+    assert puts or scene.clock.monotonic() - Scene().clock.monotonic() >= 600
+
+    scene.objects.always = None
+    if lost:
+        with pytest.raises(ResultLost, match=lost):
+            ask(scene)
+    else:
+        assert ask(scene) == (LARGE[:10] if is_step else LARGE)
+    assert (scene.runs, scene.steps) == ((2, 1) if is_step else (1, 0))
+
+
+def test_waiting_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody may look into the log because a task does not end."""
+    LargeScene(*[NO_ANSWER] * 5).finish()
+    assert caplog.text.count("result_waits") == 1
+
+
+def test_time_limit_that_strikes_in_the_put_is_raised_after_the_record(scene: LargeScene) -> None:
+    """The write is made again, to the same name."""
+
+    class Limit(Exception):
+        pass
+
+    struck = iter([Limit()])
+
+    def strike() -> None:
+        for error in struck:
+            raise error
+
+    scene.objects.before_put = strike
+    with pytest.raises(Limit):
+        scene.finish()
+    assert scene.finish() == LARGE
+    assert (scene.runs, len(scene.objects.puts), len(set(scene.objects.puts))) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("over", "room", "size", "lost", "puts"),
+    [
+        (1_000, 300, 400, "", 1),  # whatever ``over`` says: it would be lost otherwise
+        (None, 100, 200, "400 KB", 0),  # the setting is what makes the difference
+        (100, 10, 200, "400 KB", 1),  # nor is there room for the pointer
+        (1_000, 10, 200, "400 KB", 1),
+    ],
+)
+def test_what_a_record_has_no_room_for_is_an_object_or_lost(
+    over: int | None, room: int, size: int, lost: str, puts: int
+) -> None:
+    """It is completed in any case."""
+    scene, value = LargeScene(over=over or 0), "x" * size
+    if over is None:
+        scene.large = None
+    _leave_room(scene, room)
+
+    assert scene.finish(value) == value
+    assert (scene.record.status, scene.record.error or "", len(scene.objects.puts)) == (Status.COMPLETED, lost, puts)
+    if lost:
+        with pytest.raises(ResultLost, match=lost):
+            scene.finish()
+    else:
+        assert scene.finish() == value
+
+
+def _leave_room(scene: Scene, size: int, *statuses: Status) -> None:
+    """From now on the store refuses records whose result, or steps, are longer."""
+
+    def refuse(record: Record) -> None:
+        if len(str(record.result or "")) > size or len(str(record.steps)) > size or record.status in statuses:
+            raise RecordTooLarge("400 KB")
+
+    scene.store.before_swap = refuse
+
+
+def test_record_without_room_for_anything_says_so(scene: LargeScene) -> None:
+    """What is left is not the result's size."""
+    _leave_room(scene, 10, Status.COMPLETED)
+    with pytest.raises(RecordTooLarge):
+        scene.finish()
+
+
+# What an object answers to a replay.
+
+
+def _points_elsewhere(scene: LargeScene) -> None:
+    """Whoever can write the store chooses what a pointer says, and must not choose among all of the bucket."""
+    name = f"shop/{folder_of('another')}/nonce"
+    scene.objects.objects = {name: b'"theirs"'}
+    pointer = Pointer(name, 8, sha256(b'"theirs"').hexdigest(), "application/json", is_text=True).to_encoded()
+    step = {"text": pointer.data, "content_type": OBJECT}
+    scene.store.swap(scene.record.but(result=pointer.data, steps={"a": step}, revision="r"), scene.record.revision)
+
+
+def _changes(change: Callable[[bytes], bytes]) -> Callable[[LargeScene], None]:
+    return lambda scene: scene.objects.objects.update(
+        {name: change(old) for name, old in scene.objects.objects.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (lambda scene: scene.objects.objects.clear(), "its object is gone"),
+        (_changes(lambda data: data.replace(b"x", b"y")), "SHA-256"),  # of the same length
+        (_changes(lambda data: b"x"), "it has 1 bytes, and was written with 202"),
+        (_points_elsewhere, "not one of this operation's"),
+        (
+            lambda scene: scene.store.swap(scene.record.but(result="[1", revision="r"), scene.record.revision),
+            "pointer is damaged",
+        ),
+    ],
+)
+def test_object_that_cannot_be_used_is_a_lost_result(
+    done: LargeScene, break_it: Callable[[LargeScene], object], reason: str
+) -> None:
+    """It is told so, the body never runs again, and nothing of another operation is read or deleted."""
+    break_it(done)
+    there = [*done.objects.objects]
+    with pytest.raises(ResultLost, match=reason):
+        done.finish()
+
+    assert (done.runs, done.names) == (1, ["replayed", "result_lost"])
+    judge(done.around, "k", Action.FORGET)
+    assert break_it is not _points_elsewhere or [*done.objects.objects] == there
+
+
+@pytest.mark.parametrize("error", [NO_ANSWER, REFUSED])
+@pytest.mark.parametrize("on_outage", ["retry", "run"])
+def test_no_answer_is_no_loss(done: LargeScene, error: StoreUnavailable, on_outage: Any) -> None:
+    """Nothing is replayed and no body runs: that the operation is done is known. The delivery comes again."""
+    done.objects.errors.append(error)
+    with pytest.raises(StoreUnavailable):
+        done.finish(on_outage=on_outage)
+    assert done.names == ["store_unavailable"]
+    assert (done.finish(), done.runs) == (LARGE, 1)
+
+
+def test_worker_without_the_setting_takes_nothing_for_lost(done: LargeScene) -> None:
+    """It says what is missing."""
+    done.large = None
+    with pytest.raises(StoreMisconfigured, match="the setting is not there"):
+        done.finish()
+    assert done.runs == 1
+
+
+# Two attempts of one operation.
+
+
+def _taken_over(scene: LargeScene) -> Any:
+    """Another attempt takes over and completes."""
+    scene.clock.advance(61_000)
+    assert scene.finish(OTHER) == OTHER
+    return None
+
+
+def test_late_attempt_writes_beside_what_counts_and_gets_it(scene: LargeScene) -> None:
+    """Each attempt has an object of its own."""
+    outcome = scene.run(lambda claim: _taken_over(scene) or LARGE)
+
+    assert isinstance(outcome, Outcome)
+    assert [outcome.value, scene.finish()] == [OTHER] * 2
+    assert len(set(scene.objects.puts)) == 2
+
+
+def test_object_that_arrives_late_changes_nothing(scene: LargeScene) -> None:
+    """It was on its way when its attempt was taken over, and comes when the operation is done."""
+    late: list[tuple[str, bytes]] = []
+    put = scene.objects.put
+
+    def hang(name: str, data: bytes) -> None:
+        late.append((name, data))
+        scene.objects.put = put  # type: ignore[method-assign]
+        _taken_over(scene)
+        raise NO_ANSWER
+
+    scene.objects.put = hang  # type: ignore[method-assign]
+    assert scene.finish() == OTHER
+    put(*late[0])
+    assert scene.finish() == OTHER
+
+
+@pytest.mark.parametrize("error", [None, NO_ANSWER])
+def test_body_that_raised_gets_the_result_of_its_successor(scene: LargeScene, error: StoreUnavailable | None) -> None:
+    """Or, where that cannot be read now, comes again for it."""
+
+    def late(claim: Claim | None) -> str:
+        _taken_over(scene)
+        scene.objects.errors.append(error)
+        raise LookupError
+
+    if error:
+        with pytest.raises(StoreUnavailable):
+            scene.run(late)
+    else:
+        assert scene.run(late).value == OTHER
+
+
+def test_attempt_that_lost_its_claim_reports_nothing(scene: LargeScene) -> None:
     """Its object stays alone."""
 
     def late(claim: Claim | None) -> str:
@@ -705,4 +391,159 @@ def test_an_attempt_that_lost_its_claim_reports_nothing(scene: _LargeScene) -> N
 
     with pytest.raises(LeaseLost):
         scene.run(late)
-    assert EventName.LEASE_LOST in scene.names
+
+
+# Results of steps, and of transactions.
+
+
+@pytest.mark.parametrize(("over", "room"), [(100, 10_000), (1_000, 400)])
+def test_large_step_is_an_object_that_the_next_attempt_reads(over: int, room: int) -> None:
+    """Also where the record alone has no room for it; the first attempt has the value and reads nothing."""
+    scene = LargeScene(over=over)
+    _leave_room(scene, room)
+    with pytest.raises(Again):
+        scene.step("x" * 500)
+    assert (scene.record.steps["fetch"]["content_type"], scene.objects.gets) == (OBJECT, [])
+    assert scene.step() == "x" * 10
+    assert (scene.steps, len(scene.objects.puts)) == (1, 1)
+
+
+def test_step_whose_object_is_away_or_gone_is_not_called_again(scene: LargeScene) -> None:
+    """It has been made: the delivery comes again, or the result is lost."""
+    with pytest.raises(Again):
+        scene.step()
+    scene.objects.errors.append(NO_ANSWER)
+    with pytest.raises(StoreUnavailable):
+        scene.step()
+    scene.objects.objects.clear()
+    with pytest.raises(ResultLost, match="step 'fetch': its object is gone"):
+        scene.step()
+    assert scene.steps == 1
+
+
+def test_transaction_writes_its_object_before_its_record_and_waits_for_nothing(done: LargeScene) -> None:
+    """It holds locks, and nothing has happened that could not be undone. Each result is an object of its own."""
+    claims: list[Claim] = []
+    other = LargeScene()
+    other.run(lambda claim: claims.append(claim) if claim else None)
+
+    def packed(value: Any) -> Any:
+        return claims[0].packed(other.codec.keep(value), SLOT, is_final=False)
+
+    assert [packed(each).encoded.content_type for each in (LARGE, LARGE, OTHER)] == [OBJECT] * 3
+    assert len(other.objects.objects) == 3
+    for unchanged in (other.codec.keep(SMALL), other.codec.keep(object())):
+        assert claims[0].packed(unchanged, SLOT, is_final=False) is unchanged
+    other.objects.always = REFUSED  # again and again
+    assert (packed(LARGE).encoded, packed(LARGE).value) == (None, LARGE)
+    assert "AccessDenied" in packed(LARGE).lost
+    other.objects.always = NO_ANSWER
+    with pytest.raises(StoreUnavailable):
+        packed(LARGE)
+    assert len(other.objects.puts) == 7
+
+
+# What people do.
+
+
+def test_forgetting_deletes_the_objects_of_an_operation(done: LargeScene) -> None:
+    """Of its result and its steps, and of no other; without the setting there is nobody to ask."""
+    stepped, without = LargeScene(), LargeScene()
+    with pytest.raises(Again):
+        stepped.step()
+    without.finish()
+    done.objects.objects["shop/another"] = b""
+
+    for store in (done.around, stepped.around, without.store):
+        judge(store, "k", Action.FORGET)
+
+    assert [*done.objects.objects] == ["shop/another"]
+    assert (len(stepped.objects.puts), stepped.objects.objects, len(without.objects.objects)) == (1, {}, 1)
+
+
+def test_what_cannot_be_deleted_is_told(done: LargeScene, caplog: pytest.LogCaptureFixture) -> None:
+    """The operation is forgotten; the object goes by the bucket's own rule."""
+    done.objects.always = REFUSED
+    judge(done.around, "k", Action.FORGET)
+    assert done.record.result is None
+    assert f"event=idempotency.object_left key=k object={done.objects.puts[0]}" in caplog.text
+
+
+def test_result_of_a_verdict_is_an_object_first(scene: LargeScene) -> None:
+    """Before the record points to it, as any other; duplicates get it."""
+    scene.store.swap(a_record().but(key="k", status=Status.UNKNOWN), None)
+    at_swap: list[int] = []
+    scene.store.before_swap = lambda record: at_swap.append(len(scene.objects.objects))
+    encoded = Encoded(json.dumps(LARGE), "application/json")
+
+    judged = judge(scene.around, "k", Action.COMPLETED, result=encoded, retain=1)
+
+    assert (judged.content_type, at_swap) == (OBJECT, [1])
+    assert unpack(scene.around, Encoded(judged.result or "", OBJECT), SLOT) == encoded
+
+
+@pytest.mark.parametrize(
+    ("break_it", "told"),
+    [
+        (lambda objects: None, None),
+        (lambda objects: setattr(objects, "put", lambda name, data: None), "not there after it was written"),
+        (lambda objects: setattr(objects, "get", lambda name: b"?"), "not what was written"),
+        (lambda objects: setattr(objects, "always", REFUSED), "AccessDenied"),
+        (lambda objects: objects.errors.extend([None, None, REFUSED]), "AccessDenied"),
+        (lambda objects: objects.objects.update({"shop/celery-idempotent-missing": b""}), "nobody has written"),
+    ],
+)
+def test_worker_checks_the_store_and_that_objects_can_be_written_read_and_missed(
+    scene: LargeScene, break_it: Callable[[MemoryObjects], None], told: str | None
+) -> None:
+    """With one small object, always the same; a lost one must be told from a forbidden one."""
+    asked: list[str] = []
+
+    class Checked(MemoryStore):
+        def verify(self) -> None:
+            asked.append("store")
+
+    break_it(scene.objects)
+    around = Offloading(Checked(), scene.large)  # type: ignore[arg-type]
+    if told:
+        with pytest.raises(StoreMisconfigured, match=told):
+            around.verify()
+    else:
+        around.verify()
+        around.verify()
+        assert [*scene.objects.objects] == ["shop/celery-idempotent-check"]
+    assert set(asked) == {"store"}
+
+
+# Pointers.
+
+
+def test_text_of_any_kind_reads_back(scene: LargeScene) -> None:
+    """Lone surrogates included."""
+    encoded = Encoded("é\ud800" * 100, "text/x")
+    packed = scene.around.pack(encoded, SLOT)
+    packed.write()
+    assert scene.around.unpack(packed.encoded, SLOT) == encoded
+
+
+@pytest.mark.parametrize("data", ["", "[" * 100_000, "{}", '{"name": 1}', b"\xff"])
+def test_damaged_pointer_is_a_loss_and_keeps_nobody_from_forgetting(scene: LargeScene, data: str | bytes) -> None:
+    """Whatever stands there, in the result or in a step; a step that nobody can read points to nothing."""
+    with pytest.raises(ContentLost, match="damaged"):
+        scene.around.unpack(Encoded(data, OBJECT), SLOT)
+    unreadable: dict[str, Any] = {"": {}, "lost": {"lost": "too large"}, "begun": {"begun_at": 1, "attempt": 1}}
+    steps = {**unreadable, "damaged": {"text": "x", "content_type": OBJECT}}
+    assert pointers_of(a_record().but(status=Status.RELEASED, steps=steps, result=data, content_type=OBJECT)) == []
+
+
+@pytest.mark.parametrize("result", [None, "1"])
+def test_record_without_an_object_is_left_as_it_is(result: str | None) -> None:
+    """Every replay comes here, and a copy is most of what one costs."""
+    record = a_record().but(status=Status.COMPLETED, result=result, content_type="application/json")
+    assert load(MemoryStore(), record) is record
+
+
+def test_worker_that_knows_no_objects_takes_a_pointer_for_no_result(done: LargeScene) -> None:
+    """Its codec accepts no such content."""
+    with pytest.raises(Exception, match=re.escape(OBJECT)):
+        done.codec.decode(Encoded(done.record.result or "", OBJECT))
