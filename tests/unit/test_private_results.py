@@ -3,56 +3,39 @@
 from typing import Any
 
 import pytest
-from celery import Task
 
-from celery_idempotent import IdempotentTask, Policy, PolicyError, ReplayedFailure, current_attempt
-from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent import Policy, PolicyError, ReplayedFailure, current_attempt
 from celery_idempotent.protocol.codec import Codec
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.steps import Finished, from_plain
-from tests.support.deliveries import an_app, deliver, published
+from tests.support.deliveries import Shop
 
 RESULT = "a secret"
 
-JSON = frozenset({"application/json"})
+
+def _shop(body: Any = lambda order_id, cents: RESULT, **policy: Any) -> Shop:
+    shop = Shop(Policy("order_id", private=True, **policy), result_serializer="json")
+    shop.does = body
+    return shop
 
 
-def _task(policy: Policy, body: Any = lambda order_id: RESULT, **settings: Any) -> Task:
-    def charge(order_id: str) -> Any:
-        """Run the body of the test."""
-        return body(order_id)
-
-    return an_app(**settings)._task_from_fun(
-        charge, name="charge", base=IdempotentTask, idempotent=policy, shared=False
-    )
-
-
-def _record(task: Any) -> Record:
-    record = runtime_of(task.app).store.get(task.idempotency_key_for("o"))
-    assert record is not None
-    return record
-
-
-def test_the_first_caller_gets_the_value_and_a_replay_none() -> None:
-    """It is a choice and no loss: nobody is told of an error."""
-    task = _task(Policy("order_id", private=True))
-    assert [deliver(task, "o").value for _ in range(2)] == [RESULT, None]
-    record = _record(task)
-    assert (record.status, record.result, record.error) == (Status.COMPLETED, "null", None)
-
-
-def test_what_cannot_be_encoded_is_no_loss_either(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing of it is looked at."""
-    task = _task(Policy("order_id", private=True), lambda order_id: object(), result_serializer="json")
-    deliver(task, "o")
-    assert deliver(task, "o").value is None
+@pytest.mark.parametrize("value", [RESULT, object()])
+def test_first_caller_gets_the_value_and_a_replay_none(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """It is a choice and no loss, also of what cannot be encoded: nobody is told of an error."""
+    shop = _shop(lambda order_id, cents: value)
+    first, second = (shop.deliver("o") for _ in range(2))
+    if value == RESULT:
+        assert first.value == RESULT
+    record = shop.record
+    assert (second.value, record.status, record.result, record.error) == (None, Status.COMPLETED, "null", None)
     assert "result_dropped" not in caplog.text
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
 def test_none_is_kept_in_every_serialiser(serializer: str) -> None:
     """A reader of the record finds a result like any other."""
-    codec = Codec(serializer, JSON | {"application/x-python-serialize", "application/x-yaml"}, private=True)
+    accepted = frozenset({"application/json", "application/x-python-serialize", "application/x-yaml"})
+    codec = Codec(serializer, accepted, private=True)
     kept = codec.keep_outcome(RESULT)
     assert (kept.value, kept.lost) == (RESULT, None)
     assert kept.encoded is not None
@@ -62,49 +45,40 @@ def test_none_is_kept_in_every_serialiser(serializer: str) -> None:
 def test_steps_keep_theirs() -> None:
     """The next attempt needs them."""
 
-    def body(order_id: str) -> str:
+    def body(order_id: str, cents: int) -> str:
         value = current_attempt().step("charge", lambda step: RESULT)
         if current_attempt().number == 1:
             raise RuntimeError
         return value
 
-    task = _task(Policy("order_id", private=True), body)
-    assert deliver(task, "o").state == "FAILURE"
-    assert isinstance(from_plain(_record(task).steps["charge"]), Finished)
-    assert deliver(task, "o").value == RESULT
+    shop = _shop(body)
+    assert shop.deliver("o").state == "FAILURE"
+    assert isinstance(from_plain(shop.record.steps["charge"]), Finished)
+    assert shop.deliver("o").value == RESULT
 
 
-def test_a_failure_that_is_an_outcome_is_kept_without_its_text() -> None:
+def test_failure_that_is_an_outcome_is_kept_without_its_text() -> None:
     """It is told by its type, which is no result."""
 
-    def body(order_id: str) -> None:
+    def body(order_id: str, cents: int) -> None:
         raise LookupError("declined")
 
-    task = _task(Policy("order_id", private=True, remember=(LookupError,)), body)
-    ends = [deliver(task, "o") for _ in range(2)]
-    assert [type(ended.value) for ended in ends] == [LookupError, ReplayedFailure]
-    assert "declined" not in repr(_record(task))
+    shop = _shop(body, remember=(LookupError,))
+    assert [type(shop.deliver("o").value) for _ in range(2)] == [LookupError, ReplayedFailure]
+    assert "declined" not in repr(shop.record)
 
 
-def test_a_link_of_a_duplicate_gets_none() -> None:
-    """What goes on from a replay goes on with what is kept."""
-    task = _task(Policy("order_id", private=True))
-    link = {"callbacks": [task.app.signature("next")]}
+def test_what_goes_on_from_a_replay_goes_on_with_none() -> None:
+    """A link of a duplicate, and a publisher of what is done."""
+    shop = _shop(publish="once")
     for _ in range(2):
-        deliver(task, "o", request=link)
-    assert [message.payload[0] for message in published(task.app)] == [[RESULT], [None]]
-
-
-def test_a_publisher_gets_none_of_what_is_done() -> None:
-    """Under ``publish="once"`` nothing is sent, and the result is there."""
-    task = _task(Policy("order_id", private=True, publish="once"))
-    deliver(task, "o")
-    result: Any = task.delay("o")
-    assert (result.state, result.get()) == ("SUCCESS", None)
-    assert list(published(task.app)) == []
+        shop.deliver("o", request={"callbacks": [shop.app.signature("next")]})
+    assert [message.payload[0] for message in shop.published()] == [[RESULT], [None]]
+    result: Any = shop.charge.delay("o")
+    assert (result.state, result.get(), shop.published()) == ("SUCCESS", None, [])
 
 
 def test_to_keep_is_yes_or_no() -> None:
     """A number of seconds or a text is a misunderstanding."""
-    with pytest.raises(PolicyError, match="private='no': must be True or False"):
+    with pytest.raises(PolicyError, match="private='no'"):
         Policy(private="no")  # type: ignore[arg-type]

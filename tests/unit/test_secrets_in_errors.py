@@ -17,41 +17,22 @@ from tests.support.deliveries import an_app
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # as AWS makes them
 
-WRONG = [
-    "{secret}",
-    "://{secret}",
-    "nosuch:{secret}@host",
-    "nosuch://user:{secret}@host",
-    "no {secret}://host",
-    "dynamodb://key:{secret}",
-    "dynamodb://key:{secret}/table",
-    "dynamodb://key:{secret}@",
-    "dynamodb://key:{secret}@eu-west-1",
-    "dynamodb://key:{secret}@/table",
-    "dynamodb://key:{secret}@host:port/table",
-    "dynamodb://key:{secret}@[host/table",
-    "dynamodb://key:{secret}@eu-west-1/table?reigon=x",
-    "redis://:{secret}@host:port",
-    "redis://user:{secret}@host/0",
-    "redis://user:{secret}@host/0?db=x",
-    "redis://:{secret}",
-    "redis://[{secret}@host",
-    "redis://ho\u2100st:{secret}@host",
-    "sentinel://:{secret}@host:26379",
-    "redis+cluster://user:{secret}@host;redis://other",
-    "postgresql://user:{secret}",
-    "postgresql://user:{secret}:host/db",
-    "postgresql://user@host:{secret}/db",
-    "postgresql+nosuch://user:{secret}@host/db",
-    "oracle://user:{secret}@host/db",
-    "mysql+pymysql://user:{secret}@host/db?timeout=x",
-    "sqlite://user:{secret}@host",
-    "db+{secret}",
-]
+PLACES = """
+{secret}  ://{secret}  db+{secret}  nosuch:{secret}@host  nosuch://user:{secret}@host
+dynamodb://key:{secret}  dynamodb://key:{secret}/table  dynamodb://key:{secret}@  dynamodb://key:{secret}@eu-west-1
+dynamodb://key:{secret}@/table  dynamodb://key:{secret}@host:port/table  dynamodb://key:{secret}@[host/table
+dynamodb://key:{secret}@eu-west-1/table?reigon=x
+redis://:{secret}@host:port  redis://user:{secret}@host/0  redis://user:{secret}@host/0?db=x  redis://:{secret}
+redis://[{secret}@host  redis://ho\u2100st:{secret}@host  sentinel://:{secret}@host:26379
+redis+cluster://user:{secret}@host;redis://other
+postgresql://user:{secret}  postgresql://user:{secret}:host/db  postgresql://user@host:{secret}/db
+postgresql+nosuch://user:{secret}@host/db  oracle://user:{secret}@host/db  sqlite://user:{secret}@host
+mysql+pymysql://user:{secret}@host/db?timeout=x
+"""
 
 
 @pytest.mark.parametrize("secret", [SECRET, "s3cr3t", "pa#ss@w?rd:1"])
-@pytest.mark.parametrize("url", WRONG)
+@pytest.mark.parametrize("url", [*PLACES.split(), "no {secret}://host"])
 def test_error_quotes_nothing_of_a_url(url: str, secret: str) -> None:
     """Neither the error, nor what it came from, which a traceback would show."""
     try:
@@ -85,19 +66,10 @@ def test_nothing_that_holds_a_url_shows_its_password(url: str) -> None:
     assert "s3cr3t" not in repr(holders)
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://user:pw@host", "'redis://...'"),
-        ("db+postgresql://x", "'db+postgresql://...'"),
-        ("redis:/user:pw@host", "'...'"),
-        ("user:pw@host://x", "'...'"),
-        ("pw", "'...'"),
-    ],
-)
-def test_scheme_is_all_that_is_shown(url: str, shown: str) -> None:
+@pytest.mark.parametrize("url", ["redis:/user:pw@host", "user:pw@host://x", "pw", "redis://user:pw@host"])
+def test_scheme_is_all_that_is_shown(url: str) -> None:
     """And only what can be one."""
-    assert scheme_of(url) == shown
+    assert scheme_of(f"db+{url}") == ("'db+redis://...'" if "://user" in url else "'...'")
 
 
 @pytest.mark.parametrize("secret", [SECRET, SECRET.replace("/", "%2F").replace("+", "%2B")])
