@@ -4,8 +4,9 @@
 import json
 import logging
 import pickle
+import re
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from cryptography.fernet import Fernet
+from hypothesis import given
+from hypothesis import strategies as st
 from kombu.exceptions import ContentDisallowed
 
 from celery_idempotent import (
@@ -33,11 +36,11 @@ from celery_idempotent import (
 from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.record import RecordUnreadable
 from celery_idempotent.protocol.steps import Finished, to_plain
-from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_completion, a_record
 from tests.support.deliveries import an_app, deliver
+from tests.support.scene import Scene, raising
 
 PICKLE = "application/x-python-serialize"
 CARD = "4111 1111 1111 1111"
@@ -46,68 +49,71 @@ REMEMBER = Policy(remember=(Exception,), fingerprint=None)
 
 
 def _task(app: Celery, policy: Policy, body: Any = lambda: None) -> Any:
+    @app.task(base=IdempotentTask, shared=False, idempotent=policy, name="charge")
     def charge() -> Any:
         return body()
 
-    return app.task(base=IdempotentTask, shared=False, idempotent=policy, name="charge")(charge)
+    return charge
 
 
-def _recorded(task: Any, **values: Any) -> Record:
+def _recorded(task: Any, **values: Any) -> None:
     record = replace(a_completion(a_record()), key=task.idempotency_key_for(), fingerprint=None, **values)
     task.app.conf.idempotency_store.swap(record, None)
-    return record
 
 
-def _failed_with(task: Any, error: type[BaseException], args: list[Any]) -> None:
+WRITTEN = replace(a_completion(a_record()), key="k", fingerprint=None)
+DAMAGE = st.one_of(st.none(), st.booleans(), st.integers(max_value=-1), st.integers(2**63), st.floats(), st.just([1]))
+
+
+@given(st.sampled_from([each.name for each in fields(Record)]), DAMAGE)
+def test_damaged_record_runs_no_body_and_is_named(field: str, value: object) -> None:
+    """Whatever stands in a field that cannot be what was written: it may be an outcome, and somebody must look."""
+    scene = Scene()
+    damaged = {**WRITTEN.to_fields(), field: value}
+
+    def read(swap: object) -> Record:
+        return Record.from_fields(damaged, store="s")
+
+    scene.plan("claim", read)
+    is_nothing = value is None and field in {"fingerprint", "result", "content_type", "error", "expires_at"}
+    if is_nothing:
+        scene.answer(lambda: scene.run(lambda claim: "never", on_outage="run"))
+    else:
+        with pytest.raises(RecordUnreadable, match=re.escape(repr(value)) if field == "key" else "'k'") as raised:
+            scene.run(lambda claim: "never", on_outage="run")
+        assert "schema" in str(raised.value) or field in str(raised.value)
+        assert scene.told == "record_unreadable"
+    assert scene.runs == 0
+
+
+STEERS = [
+    *((SystemExit, [1]), (KeyboardInterrupt, []), (GeneratorExit, []), (WorkerShutdown, [0]), (WorkerTerminate, [1])),
+    *((Reject, ["r", True]), (Ignore, []), (Retry, ["r"]), (SafeToRetry, []), (LeaseLost, ["k", 1])),
+    *((StoreUnavailable, ["s", "swap", "r"]), (StoreMisconfigured, ["s", "swap", "r"])),
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "args", "is_raised"),
+    [
+        *((policy, *each, False) for policy in (REFUSE, REMEMBER) for each in STEERS),
+        *((policy, LookupError, ["no such order"], True) for policy in (REFUSE, REMEMBER)),
+        (replace(REMEMBER, remember=(LookupError, OSError)), LookupError, [], True),
+        (replace(REMEMBER, remember=(OSError,)), LookupError, [], False),
+        (replace(REMEMBER, remember=()), LookupError, [], False),
+    ],
+)
+def test_recorded_failure_is_raised_only_if_it_is_remembered_and_steers_nobody(
+    policy: Policy, error: type[BaseException], args: list[Any], is_raised: bool
+) -> None:
+    """A record that names what ends a worker, moves a message or looks like an outage is a failure like any other."""
+    task = _task(an_app(), policy)
     described = {"module": error.__module__, "type": error.__qualname__, "message": "m", "args": args}
     _recorded(task, status=Status.FAILED, result=json.dumps(described), error="m")
 
-
-@pytest.mark.parametrize("policy", [REFUSE, REMEMBER], ids=["refuse", "remember"])
-@pytest.mark.parametrize(
-    ("error", "args"),
-    [
-        (SystemExit, [1]),
-        (KeyboardInterrupt, []),
-        (GeneratorExit, []),
-        (WorkerShutdown, [0]),
-        (WorkerTerminate, [1]),
-        (Reject, ["r", True]),
-        (Ignore, []),
-        (Retry, ["r"]),
-        (LeaseLost, ["k", 1]),
-        (StoreUnavailable, ["s", "swap", "r"]),
-        (StoreMisconfigured, ["s", "swap", "r"]),
-        (SafeToRetry, []),
-    ],
-)
-def test_recorded_failure_cannot_steer_a_worker(policy: Policy, error: type[BaseException], args: list[Any]) -> None:
-    """A record that names what ends a worker, moves a message or looks like an outage is a failure like any other."""
-    task = _task(an_app(), policy)
-    _failed_with(task, error, args)
-
     ended = deliver(task)
-
-    assert (ended.state, type(ended.value)) == ("FAILURE", ReplayedFailure)
-    assert ended.value.type_name == f"{error.__module__}.{error.__qualname__}"
-
-
-@pytest.mark.parametrize(
-    ("policy", "raised"),
-    [
-        (REFUSE, LookupError),
-        (REMEMBER, LookupError),
-        (replace(REMEMBER, remember=(LookupError, OSError)), LookupError),
-        (replace(REMEMBER, remember=(OSError,)), ReplayedFailure),
-        (replace(REMEMBER, remember=()), ReplayedFailure),
-    ],
-)
-def test_recorded_failure_is_raised_again_only_if_the_policy_remembers_it(policy: Policy, raised: type) -> None:
-    """Under ``refuse`` every exception is an outcome; else those that ``remember`` names."""
-    task = _task(an_app(), policy)
-    _failed_with(task, LookupError, ["no such order"])
-
-    assert type(deliver(task).value) is raised
+    assert (ended.state, type(ended.value)) == ("FAILURE", error if is_raised else ReplayedFailure)
+    assert is_raised or ended.value.type_name == f"{error.__module__}.{error.__qualname__}"
 
 
 class Executed:
@@ -121,27 +127,22 @@ class Executed:
 
 
 @pytest.mark.parametrize("cipher", [None, Fernet.generate_key()], ids=["clear", "encrypted"])
-@pytest.mark.parametrize("policy", [REFUSE, REMEMBER], ids=["refuse", "remember"])
-@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
+@pytest.mark.parametrize(
+    ("policy", "status"),
+    [(REFUSE, Status.COMPLETED), (REFUSE, Status.FAILED), (REMEMBER, Status.FAILED), (REMEMBER, Status.RELEASED)],
+)
 def test_pickled_record_is_not_executed_where_only_messages_may_be_pickled(
     policy: Policy, status: Status, cipher: Any, tmp_path: Path
 ) -> None:
-    """``accept_content`` is about messages; of a store only JSON is decoded, and what ``result_serializer`` writes."""
-    task = _task(an_app(accept_content=["json", "pickle"], idempotency_cipher=cipher), policy)
-    trace = tmp_path / "executed"
-    _recorded(task, status=status, result=pickle.dumps(Executed(trace)), content_type=PICKLE)
-
-    assert type(deliver(task).value) is ResultLost
-    assert not trace.exists()
-
-
-def test_pickled_step_is_not_executed_where_only_messages_may_be_pickled(tmp_path: Path) -> None:
-    """A released record can bring one."""
-    task = _task(
-        an_app(accept_content=["json", "pickle"]), REMEMBER, lambda: current_attempt().step("pay", lambda step: "paid")
-    )
-    finished = Finished(Encoded(pickle.dumps(Executed(tmp_path / "executed")), PICKLE))
-    _recorded(task, status=Status.RELEASED, result=None, content_type=None, steps={"pay": to_plain(finished)})
+    """``accept_content`` is about messages; nor is a step, which a released record brings."""
+    settings = {"accept_content": ["json", "pickle"], "idempotency_cipher": cipher}
+    task = _task(an_app(**settings), policy, lambda: current_attempt().step("pay", lambda step: "paid"))
+    pickled = Encoded(pickle.dumps(Executed(tmp_path / "executed")), PICKLE)
+    if status is Status.RELEASED:
+        steps = {"pay": to_plain(Finished(pickled))}
+        _recorded(task, status=status, result=None, content_type=None, expires_at=None, steps=steps)
+    else:
+        _recorded(task, status=status, result=pickled.data, content_type=PICKLE)
 
     assert type(deliver(task).value) is ResultLost
     assert not (tmp_path / "executed").exists()
@@ -161,7 +162,6 @@ def test_only_json_and_the_serializer_of_results_are_decoded(settings: dict[str,
     """Whatever else may come in messages; pickle is a choice that only ``result_serializer`` makes."""
     app = an_app(**settings)  # its runtime does not keep it
     codec = runtime_of(app).codec
-
     assert codec.decode(replace(codec, serializer="json").encode([1])) == [1]
     pickled = replace(codec, serializer="pickle").encode([1])
     if may_be_pickle:
@@ -174,13 +174,13 @@ def test_only_json_and_the_serializer_of_results_are_decoded(settings: dict[str,
 def test_setting_that_forbids_the_results_is_named() -> None:
     """The one that is in force."""
     app = an_app(result_serializer="pickle", accept_content=["pickle", "json"], result_accept_content=["json"])
-
-    with pytest.raises(PolicyError, match="as result_accept_content does not list it"):
+    with pytest.raises(PolicyError, match="result_accept_content"):
         _ = runtime_of(app).codec
 
 
-def _fails() -> None:
-    raise ValueError(CARD)
+class Unencodable:
+    def __reduce__(self) -> Any:
+        raise ValueError(CARD)
 
 
 def _steps_unencodable() -> None:
@@ -192,25 +192,19 @@ def _is_in_doubt() -> None:
     raise OutcomeUnknown(current_attempt().key, CARD)
 
 
-def _exits() -> None:
-    raise SystemExit(CARD)
-
-
-class Unencodable:
-    def __reduce__(self) -> Any:
-        raise ValueError(CARD)
+FAILS, EXITS, FORGETFUL = raising(ValueError(CARD)), raising(SystemExit(CARD)), replace(REMEMBER, remember=())
 
 
 @pytest.mark.parametrize(
     ("body", "policy", "status", "error"),
     [
-        (_fails, REMEMBER, Status.FAILED, "ValueError"),
-        (_fails, REFUSE, Status.FAILED, "ValueError"),
-        (_fails, replace(REMEMBER, remember=()), Status.RELEASED, None),
+        (FAILS, REMEMBER, Status.FAILED, "ValueError"),
+        (FAILS, REFUSE, Status.FAILED, "ValueError"),
+        (FAILS, FORGETFUL, Status.RELEASED, None),
         (_steps_unencodable, REMEMBER, Status.FAILED, "ValueError"),
-        (_steps_unencodable, replace(REMEMBER, remember=()), Status.RELEASED, None),
+        (_steps_unencodable, FORGETFUL, Status.RELEASED, None),
         (_is_in_doubt, REMEMBER, Status.UNKNOWN, "OutcomeUnknown ended attempt 1"),
-        (_exits, REFUSE, Status.UNKNOWN, "SystemExit ended attempt 1"),
+        (EXITS, REFUSE, Status.UNKNOWN, "SystemExit ended attempt 1"),
         (Unencodable, REFUSE, Status.COMPLETED, None),
     ],
 )
@@ -245,33 +239,11 @@ def test_redacted_exception_reaches_neither_store_nor_log_nor_signal(
 
 def test_redacted_failure_is_replayed_by_its_type() -> None:
     """A duplicate learns what kind of failure it was."""
-    task = _task(an_app(), replace(REFUSE, private=True), _fails)
-
-    assert deliver(task).value.args == (CARD,)
-    assert deliver(task).value.args == (task.idempotency_key_for(), "builtins.ValueError", "")
-
-
-def test_redacting_is_said_by_a_truth_value() -> None:
-    """A mistyped policy is refused where it is written."""
-    with pytest.raises(PolicyError, match="private='yes': must be True or False"):
+    task = _task(an_app(), replace(REFUSE, private=True), FAILS)
+    answers = [deliver(task).value.args for _ in range(2)]
+    assert answers == [(CARD,), (task.idempotency_key_for(), "builtins.ValueError", "")]
+    with pytest.raises(PolicyError, match="private='yes'"):
         Policy(private="yes")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("mode", "state", "runs"), [("enforce", "RETRY", 0), ("observe", "SUCCESS", 1)])
-def test_missing_permission_is_no_outage(mode: Any, state: str, runs: int) -> None:
-    """Under ``on_outage="run"`` nothing runs over an answer that cannot be read; who observes changes nothing."""
-    calls: list[int] = []
-    app = an_app()
-    app.conf.idempotency_store = store = FaultyStore(MemoryStore())
-    task = _task(app, Policy(on_outage="run", mode=mode), lambda: calls.append(1))
-
-    def refuse(record: Record) -> None:
-        raise StoreMisconfigured("s", "PutItem", "not granted")
-
-    store.before_swap = refuse
-
-    assert deliver(task).state == state
-    assert len(calls) == runs
 
 
 class _Unprintable:
@@ -293,16 +265,8 @@ class _Unprintable:
 )
 def test_reason_of_an_unknown_outcome_is_kept_as_text(reason: Any, kept: str) -> None:
     """Whatever a body gives for one, such as the exception it caught: no store refuses it, and no replay fails."""
-    app = an_app()
-
-    def body() -> None:
-        raise OutcomeUnknown(current_attempt().key, reason)
-
-    task = _task(app, REFUSE, body)
-    deliver(task)
-
-    record = app.conf.idempotency_store.get(task.idempotency_key_for())
-    assert (record.status, record.error) == (Status.UNKNOWN, kept)
-    replayed = deliver(task).value
-    assert isinstance(replayed, OutcomeUnknown)
-    assert replayed.reason == kept
+    scene = Scene()
+    assert scene.answer(lambda: scene.run(raising(OutcomeUnknown("k", reason)))) is OutcomeUnknown
+    with pytest.raises(OutcomeUnknown) as replayed:
+        scene.run(lambda claim: "never")
+    assert (scene.status, scene.record.error, replayed.value.reason) == (Status.UNKNOWN, kept, kept)

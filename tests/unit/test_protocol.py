@@ -1,11 +1,15 @@
-"""The decision table and the settlement table, row by row."""
+"""The tables of the protocol, row by row: decisions, transitions, settlements, endings, and what follows of a step."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import (
     Decision,
@@ -24,6 +28,7 @@ from celery_idempotent.protocol.operation import (
     Wait,
     Written,
     abandoned,
+    checkpointed,
     decide,
     ended,
     ending,
@@ -35,306 +40,237 @@ from celery_idempotent.protocol.operation import (
     settle,
 )
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import BLANK, Record, Status, bounded
+from celery_idempotent.protocol.steps import (
+    Begin,
+    Begun,
+    Call,
+    Doubt,
+    Finished,
+    Recall,
+    Terms,
+    decide_step,
+    from_plain,
+    only_finished,
+    to_plain,
+)
 from celery_idempotent.testing.contract import a_record
 
-NOW = 1_800_000_100_000
-
-OPERATION = Operation(
-    identity=Identity("k", "f" * 64),
-    policy=Policy(),
-    task="orders.charge",
-    task_id="id",
-    worker="here",
-    app="shop",
-)
-GRACE = OPERATION.grace
+NOW, GRACE, LEASE = 1_800_000_100_000, 1_000, 60_000
+F, ANOTHER = "f" * 64, "another"
+STEPS = {"charge": {"begun_at": 1, "attempt": 1}}
 
 
-def _decide(record: Record | None, now: int = NOW, fingerprint: str | None = "f" * 64, **policy: Any) -> Decision:
-    operation = replace(OPERATION, identity=Identity("k", fingerprint), policy=Policy(**policy))
+def _decide(record: Record | None, now: int = NOW, fingerprint: str | None = F, **policy: Any) -> Decision:
+    names = {"task": "orders.charge", "task_id": "id", "worker": "here", "app": "shop"}
+    operation = Operation(identity=Identity("k", fingerprint, "label"), policy=Policy(**policy), **names)
     return decide(record, operation, now, owner="me", revision="new")
 
 
-def _record(**changes: object) -> Record:
-    return replace(a_record(), key="k", **changes)  # type: ignore[arg-type]
+def _record(**changes: Any) -> Record:
+    return replace(a_record(), **{"key": "k", "fingerprint": F, **changes})
 
 
-def test_absent_record_runs() -> None:
-    """The first delivery of a key claims it with a token from the store's clock."""
-    decision = _decide(None)
-
-    assert isinstance(decision, Run)
-    assert decision.expected is None
-    assert decision.record == Record(
-        key="k",
-        status=Status.IN_PROGRESS,
-        revision="new",
-        owner="me",
-        fencing_token=NOW,
-        lease_until=NOW + 60_000,
-        fingerprint="f" * 64,
-        attempts=1,
-        created_at=NOW,
-        updated_at=NOW,
-        task="orders.charge",
-        task_id="id",
-        worker="here",
-        app="shop",
+def test_absent_record_is_claimed_with_a_token_from_the_stores_clock() -> None:
+    """The first token is greater than that of no claim, also where the clock stands at 0."""
+    times = {"fencing_token": NOW, "lease_until": NOW + LEASE, "created_at": NOW, "updated_at": NOW}
+    names = {"task": "orders.charge", "task_id": "id", "worker": "here", "app": "shop", "label": "label"}
+    claimed = BLANK.but(
+        key="k", status=Status.IN_PROGRESS, revision="new", owner="me", fingerprint=F, attempts=1, **times, **names
     )
+    assert _decide(None) == Run(claimed, None)
+    first = _decide(None, now=0)
+    assert isinstance(first, Run)
+    assert first.record.fencing_token == 1
 
 
-@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
-def test_forgotten_outcome_runs_as_a_new_operation(status: Status) -> None:
-    """Past its retention an outcome counts as absent, even if still stored; only the token goes on growing."""
-    seen = _record(status=status, expires_at=NOW // 1000, fencing_token=NOW + 5, attempts=7, fingerprint="other")
-
-    decision = _decide(seen)
-
-    assert isinstance(decision, Run)
-    assert decision.expected == seen.revision
-    assert (decision.record.attempts, decision.record.fencing_token) == (1, NOW + 6)
-    assert decision.record.created_at == NOW
-    assert decision.record.takeovers == 0
-
-
-@pytest.mark.parametrize("early", [1, 1000])
-def test_outcome_counts_until_its_very_last_millisecond(early: int) -> None:
-    """A retained outcome is replayed up to its expiry, not a moment less."""
-    seen = _record(status=Status.COMPLETED, expires_at=NOW // 1000 + 1)
-
-    assert _decide(seen, NOW // 1000 * 1000 + 1000 - early) == Replay(seen)
-    assert not is_forgotten(seen, NOW // 1000 * 1000 + 1000 - early)
-    assert is_forgotten(seen, NOW // 1000 * 1000 + 1000)
+def test_names_for_people_are_bounded() -> None:
+    """A publisher may choose a task id of any length; two long ones stay different."""
+    long = "i" * 390_000
+    names: dict[str, Any] = dict.fromkeys(("task", "task_id", "worker", "app", "process"), long)
+    operation = Operation(identity=Identity("k", None), policy=Policy(), **names)
+    claimed = decide(None, operation, NOW, owner="me", revision="new")
+    assert isinstance(claimed, Run)
+    kept = [getattr(claimed.record, name) for name in names]
+    assert kept[:4] == [bounded(long)] * 4
+    assert [len(each) for each in kept] == [255] * 5
+    assert bounded(long) != bounded(long + "i")
 
 
-@pytest.mark.parametrize("steps", [{}, {"text": {"begun_at": 1, "attempt": 1}}])
-@pytest.mark.parametrize("status", list(Status))
-def test_arguments_bind_from_the_first_step_or_outcome_on_and_while_a_body_may_run(
-    status: Status, steps: dict[str, Any]
-) -> None:
-    """Then the key with others is an error; only what was given back without a step had no effect that is recorded."""
-    seen = _record(status=status, fingerprint="another", steps=steps, attempts=3, label="old card")
-    decision = _decide(seen)
-
-    if status is not Status.RELEASED or steps:
-        assert decision == Mismatch(seen)
-        return
-    assert isinstance(decision, Run)
-    claimed = decision.record
-    assert (claimed.fingerprint, claimed.label, claimed.attempts) == ("f" * 64, "", 4)
-    assert (claimed.created_at, claimed.verdict) == (seen.created_at, seen.verdict)
-    assert claimed.fencing_token > seen.fencing_token
-    assert _decide(replace(claimed, fingerprint="another")) == Mismatch(replace(claimed, fingerprint="another"))
-
-
-@pytest.mark.parametrize(("stored", "asked"), [(None, "f"), ("f", None), (None, None)])
-def test_absent_fingerprint_compares_with_nothing(stored: str | None, asked: str | None) -> None:
-    """Where one side declares no arguments there is nothing to compare."""
-    seen = _record(status=Status.COMPLETED, fingerprint=stored)
-
-    assert _decide(seen, fingerprint=asked) == Replay(seen)
-
-
-def test_final_states_answer() -> None:
-    """Every final state has its one answer."""
-    assert isinstance(_decide(_record(status=Status.COMPLETED)), Replay)
-    assert isinstance(_decide(_record(status=Status.FAILED)), ReplayFailure)
-    assert isinstance(_decide(_record(status=Status.UNKNOWN)), Unknown)
-
-
-@pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
-def test_released_runs_again_and_keeps_its_steps(on_takeover: str) -> None:
-    """A released operation runs at once, with the next token, its steps and its age."""
-    seen = _record(
-        status=Status.RELEASED,
-        fencing_token=NOW + 9,
-        attempts=2,
-        takeovers=2,
-        steps={"charge": 1},
-        lease_until=NOW * 2,
-    )
-
-    decision = _decide(seen, on_takeover=on_takeover)
-
-    assert isinstance(decision, Run)
-    assert decision.expected == seen.revision
-    assert decision.record.fencing_token == NOW + 10
-    assert decision.record.attempts == 3
-    assert decision.record.steps == {"charge": 1}
-    assert decision.record.created_at == seen.created_at
-    assert decision.record.takeovers == 0
+@pytest.mark.parametrize(
+    ("changes", "policy", "decision"),
+    [
+        ({"status": Status.COMPLETED}, {}, Replay),
+        ({"status": Status.FAILED}, {}, ReplayFailure),
+        ({"status": Status.UNKNOWN}, {}, Unknown),
+        ({"status": Status.RELEASED, "lease_until": 2 * NOW}, {}, Run),
+        ({"status": Status.RELEASED, "lease_until": 2 * NOW}, {"on_takeover": "refuse"}, Run),
+        ({"status": Status.COMPLETED, "expires_at": NOW // 1000}, {}, Run),
+        ({"status": Status.COMPLETED, "expires_at": NOW // 1000 + 1}, {}, Replay),
+        ({"status": Status.FAILED, "expires_at": NOW // 1000}, {}, Run),
+        ({"lease_until": NOW - GRACE + 1}, {}, Wait),
+        ({"lease_until": NOW - GRACE}, {}, Run),
+        ({"lease_until": NOW - GRACE}, {"on_takeover": "refuse"}, GiveUp),
+        ({"lease_until": 0, "takeovers": 2}, {"max_takeovers": 3}, Run),
+        ({"lease_until": 0, "takeovers": 3}, {"max_takeovers": 3}, GiveUp),
+        ({"lease_until": 0, "takeovers": 300}, {"max_takeovers": None}, Run),
+        # Arguments bind from the first step or outcome on, and while a body may run.
+        ({"status": Status.COMPLETED, "fingerprint": ANOTHER}, {}, Mismatch),
+        ({"status": Status.FAILED, "fingerprint": ANOTHER}, {}, Mismatch),
+        ({"status": Status.UNKNOWN, "fingerprint": ANOTHER}, {}, Mismatch),
+        ({"lease_until": 0, "fingerprint": ANOTHER}, {}, Mismatch),
+        ({"status": Status.RELEASED, "fingerprint": ANOTHER, "steps": STEPS}, {}, Mismatch),
+        ({"status": Status.RELEASED, "fingerprint": ANOTHER}, {}, Run),
+        ({"status": Status.COMPLETED, "fingerprint": ANOTHER, "expires_at": NOW // 1000}, {}, Run),
+        # Where one side declares no arguments there is nothing to compare.
+        ({"status": Status.COMPLETED, "fingerprint": None}, {}, Replay),
+        ({"status": Status.COMPLETED}, {"fingerprint": None}, Replay),
+    ],
+)
+def test_decision(changes: dict[str, Any], policy: dict[str, Any], decision: type) -> None:
+    """What a delivery does about the record that it met; whoever writes expects what it has seen."""
+    seen = _record(**changes)
+    decided = _decide(seen, **policy)
+    assert type(decided) is decision
+    if isinstance(decided, Run | GiveUp):
+        assert decided.expected == seen.revision
+    else:
+        assert decided.record is seen
 
 
-@pytest.mark.parametrize("left", [1, 59_999, 61_000])
-def test_running_lease_conflicts(left: int) -> None:
-    """Up to the last millisecond of lease and grace, others wait, and are told how long."""
-    seen = _record(lease_until=NOW - GRACE + left)
-
-    assert _decide(seen) == Wait(seen, left, NOW - seen.fencing_token)
-
-
-@pytest.mark.parametrize("over", [0, 1, 10_000_000])
-def test_lease_over_is_taken_over(over: int) -> None:
-    """From the first millisecond after lease and grace another runs, and the record counts the takeover."""
-    seen = _record(lease_until=NOW - GRACE - over, steps={"charge": 1}, takeovers=2)
-
-    decision = _decide(seen)
-
-    assert isinstance(decision, Run)
-    assert decision.expected == seen.revision
-    assert decision.record.takeovers == 3
-    assert decision.record.owner == "me"
-    assert decision.record.fencing_token > seen.fencing_token
-    assert decision.record.attempts == 2
-    assert decision.record.steps == {"charge": 1}
+@pytest.mark.parametrize(
+    ("changes", "fingerprint", "claimed"),
+    [
+        # what was recorded, who asks, and of its claim: attempts, takeovers, steps, label, whether it is as old
+        ({"lease_until": 0, "takeovers": 2}, F, (5, 3, STEPS, "old", True)),
+        ({"status": Status.RELEASED, "takeovers": 2}, F, (5, 0, STEPS, "old", True)),
+        ({"status": Status.RELEASED, "steps": {}}, ANOTHER, (5, 0, {}, "label", True)),
+        ({"status": Status.COMPLETED, "expires_at": 1}, F, (1, 0, {}, "label", False)),
+    ],
+)
+@pytest.mark.parametrize("token", [1, NOW, 2 * NOW])
+def test_claim_of_what_was_recorded(changes: dict[str, Any], fingerprint: str, claimed: Any, token: int) -> None:
+    """The token grows, even if the clock goes back; a new operation goes on with nothing else."""
+    seen = _record(**{"attempts": 4, "steps": STEPS, "label": "old", "fencing_token": token, **changes})
+    decided = _decide(seen, fingerprint=fingerprint)
+    assert isinstance(decided, Run)
+    new = decided.record
+    assert (new.attempts, new.takeovers, new.steps, new.label, new.created_at == seen.created_at) == claimed
+    assert (new.owner, new.fingerprint, new.fencing_token) == ("me", fingerprint, max(NOW, token + 1))
 
 
-def test_lease_over_is_given_up_under_refuse() -> None:
-    """What must not be repeated becomes UNKNOWN, keeps its owner and never expires."""
-    seen = _record(lease_until=0)
-
-    decision = _decide(seen, on_takeover="refuse")
-
-    assert isinstance(decision, GiveUp)
-    assert decision.expected == seen.revision
-    assert decision.record.status is Status.UNKNOWN
-    assert decision.record.owner == seen.owner
-    assert decision.record.expires_at is None
-    assert decision.record.error
+def test_conflict_tells_how_long_to_wait_and_how_long_the_body_has_run() -> None:
+    """For no time, where the store's clock went back since the claim."""
+    for token, ran in ((NOW - 7, 7), (NOW + 5, 0)):
+        seen = _record(lease_until=NOW + 1, fencing_token=token)
+        assert _decide(seen) == Wait(seen, GRACE + 1, ran)
 
 
-def test_claim_in_the_future_has_run_for_no_time() -> None:
-    """The store's clock went back since; a duplicate must not wait for less than nothing."""
-    seen = _record(lease_until=NOW + 1, fencing_token=NOW + 5)
-
-    assert _decide(seen) == Wait(seen, GRACE + 1, 0)
-
-
-def test_first_token_is_greater_than_that_of_no_claim() -> None:
-    """Even where the store's clock stands at 0, which is the token of what a publisher has recorded."""
-    decision = _decide(None, now=0)
-
-    assert isinstance(decision, Run)
-    assert decision.record.fencing_token == 1
+@pytest.mark.parametrize(("takeovers", "named"), [(0, "attempt 7 on w ended"), (2, "3 attempts .* number 7, on w")])
+def test_given_up_operation_says_which_attempts_never_ended(takeovers: int, named: str) -> None:
+    """It keeps its owner and never expires."""
+    seen = _record(lease_until=0, takeovers=takeovers, attempts=7, worker="w")
+    decided = _decide(seen, on_takeover="refuse")
+    assert isinstance(decided, GiveUp)
+    assert decided.record == given_up(seen, NOW, "new", str(decided.record.error))
+    assert re.match(named, str(decided.record.error))
 
 
 def test_abandoned_claim_is_taken_over_without_grace() -> None:
     """Nobody waits for a process that is certainly gone; it counts as a takeover all the same."""
-    decision = _decide(abandoned(_record(lease_until=NOW + 60_000), NOW, "ended"))
-
-    assert isinstance(decision, Run)
-    assert (decision.expected, decision.record.takeovers) == ("ended", 1)
-
-
-def test_token_grows_even_if_the_clock_goes_back() -> None:
-    """A fencing token is never smaller than the one before, whatever the store's clock says."""
-    seen = _record(status=Status.RELEASED, fencing_token=NOW * 2)
-
-    decision = _decide(seen)
-
-    assert isinstance(decision, Run)
-    assert decision.record.fencing_token == NOW * 2 + 1
+    decided = _decide(abandoned(_record(lease_until=NOW + LEASE), NOW, "ended"))
+    assert isinstance(decided, Run)
+    assert (decided.expected, decided.record.takeovers) == ("ended", 1)
 
 
-def test_only_outcomes_expire() -> None:
-    """Renewed, released and given-up records have no expiry; completed and failed ones have, rounded up."""
-    seen = _record()
-
-    for record in (
-        renewed(seen, NOW, 60_000, "r"),
-        released(seen, NOW, "r"),
-        given_up(seen, NOW, "r", "why"),
-    ):
-        assert record.expires_at is None
-    for record in (
-        ended(seen, Status.COMPLETED, 1_500, 1_000, "r", Encoded("1", "j")),
-        ended(seen, Status.FAILED, 1_500, 1_000, "r", error="e"),
-    ):
-        assert record.expires_at == 3
+SEEN, R = _record(steps=STEPS), "r"
 
 
-def test_transitions_write_what_they_say() -> None:
+@pytest.mark.parametrize(
+    ("new", "changes"),
+    [
+        (renewed(SEEN, NOW, LEASE, R), {"lease_until": NOW + LEASE}),
+        (
+            checkpointed(SEEN, NOW, LEASE, R, step="b", state={}),
+            {"lease_until": NOW + LEASE, "steps": {**STEPS, "b": {}}},
+        ),
+        (checkpointed(SEEN, NOW, LEASE, R, step="charge", state=None), {"lease_until": NOW + LEASE, "steps": {}}),
+        (abandoned(SEEN, NOW, R), {"lease_until": 0}),
+        (released(SEEN, NOW, R), {"lease_until": NOW, "status": Status.RELEASED}),
+        (given_up(SEEN, NOW, R, "why"), {"status": Status.UNKNOWN, "error": "why"}),
+        (
+            ended(SEEN, Status.COMPLETED, NOW, 1_001, R, Encoded(b"1", "p")),
+            {
+                "status": Status.COMPLETED,
+                "result": b"1",
+                "content_type": "p",
+                "expires_at": NOW // 1000 + 2,
+                "steps": {},
+            },
+        ),
+        (
+            ended(SEEN, Status.FAILED, NOW, 1_000, R, None, "boom"),
+            {"status": Status.FAILED, "error": "boom", "expires_at": NOW // 1000 + 1, "steps": {}},
+        ),
+        (  # what is retained for no time has stopped to count, whatever another machine's clock says
+            ended(SEEN, Status.COMPLETED, NOW, 0, R),
+            {"status": Status.COMPLETED, "expires_at": NOW // 1000 - 60, "steps": {}},
+        ),
+    ],
+)
+def test_transition(new: Record, changes: dict[str, Any]) -> None:
     """Every transition has a new revision, the time of its write, and changes nothing else than its own fields."""
-    seen = _record()
-
-    assert renewed(seen, NOW, 60_000, "r") == replace(seen, revision="r", updated_at=NOW, lease_until=NOW + 60_000)
-    assert released(seen, NOW, "r") == replace(
-        seen, revision="r", updated_at=NOW, lease_until=NOW, status=Status.RELEASED
-    )
-    assert given_up(seen, NOW, "r", "why") == replace(
-        seen, revision="r", updated_at=NOW, status=Status.UNKNOWN, error="why"
-    )
-    assert ended(seen, Status.COMPLETED, NOW, 1_000, "r", Encoded(b"1", "p")) == replace(
-        seen,
-        revision="r",
-        updated_at=NOW,
-        status=Status.COMPLETED,
-        result=b"1",
-        content_type="p",
-        expires_at=NOW // 1000 + 1,
-    )
-    assert ended(seen, Status.FAILED, NOW, 1_000, "r", Encoded("{}", "j"), "boom") == replace(
-        seen,
-        revision="r",
-        updated_at=NOW,
-        status=Status.FAILED,
-        result="{}",
-        content_type="j",
-        error="boom",
-        expires_at=NOW // 1000 + 1,
-    )
+    assert new == replace(SEEN, **{"revision": R, "updated_at": NOW, **changes})
 
 
-def test_settlement_of_a_write() -> None:
+@pytest.mark.parametrize(("now", "is_over"), [(4_999, False), (5_000, True)])
+def test_outcome_counts_until_its_very_last_millisecond(now: int, is_over: bool) -> None:
+    """Physically present or not."""
+    assert is_forgotten(_record(status=Status.COMPLETED, expires_at=5), now) is is_over
+
+
+MINE, THEIRS = _record(owner="me", revision="r1"), _record(owner="other")
+
+
+def _done(record: Record, status: Status = Status.COMPLETED, revision: str = "r2") -> Record:
+    return ended(record, status, NOW, 1_000, revision, Encoded("1", "j"))
+
+
+_UNKNOWN = given_up(MINE, NOW, "r4", "refused")
+_OF_OTHERS = THEIRS.but(fingerprint=ANOTHER)
+
+
+@pytest.mark.parametrize(
+    ("write", "stored", "settlement"),
+    [
+        (_done(MINE), _done(MINE), Written()),
+        (_done(MINE), None, Vanished()),
+        (_done(MINE), renewed(MINE, NOW, LEASE, "r3"), Rebase(renewed(MINE, NOW, LEASE, "r3"))),
+        (_done(MINE), _done(MINE, revision="r9"), Superseded(_done(MINE, revision="r9"))),
+        (_done(MINE), THEIRS, Lost()),
+        (_done(MINE), released(THEIRS, NOW, "r5"), Lost()),
+        (_done(MINE), released(MINE, NOW, "r5"), Lost()),
+        (_done(MINE), _done(THEIRS, Status.FAILED), Written()),
+        (_done(MINE), _done(THEIRS, Status.FAILED, "r6"), Lost()),
+        (_done(MINE), _done(THEIRS, revision="r7"), Superseded(_done(THEIRS, revision="r7"))),
+        # The key may have come to a call with other arguments since; who cannot tell asks again, as a delivery.
+        (_done(MINE), _done(_OF_OTHERS, revision="r7"), Lost()),
+        (_done(MINE.but(fingerprint=None)), _done(THEIRS, revision="r7"), Lost()),
+        (_done(MINE), _done(THEIRS.but(fingerprint=None), revision="r7"), Lost()),
+        # What was forgotten on purpose is no result for an attempt that comes late, though its mark is COMPLETED.
+        (_done(MINE), forgotten(_done(THEIRS), NOW, "r8"), Lost()),
+        (_done(MINE.but(fingerprint=None)), forgotten(_done(THEIRS), NOW, "r8"), Lost()),
+        # Nobody can have run since it became UNKNOWN: its owner's outcome is what a person would look for.
+        (_done(MINE), _UNKNOWN, Rebase(_UNKNOWN)),
+        (_done(MINE, Status.FAILED), _UNKNOWN, Rebase(_UNKNOWN)),
+        (_done(THEIRS), _UNKNOWN, Lost()),
+        (renewed(MINE, NOW, LEASE, "r3"), _UNKNOWN, Lost()),
+        (released(MINE, NOW, "r5"), _UNKNOWN, Lost()),
+    ],
+)
+def test_settlement(write: Record, stored: Record | None, settlement: object) -> None:
     """A write that did not win is still ours, ours on another base, forgotten, somebody's completion, or lost."""
-    base = _record(owner="me", revision="r1")
-    write = ended(base, Status.COMPLETED, NOW, 1_000, "r2", Encoded("1", "j"))
-    late_renewal = renewed(base, NOW, 60_000, "r3")
-    successor = _record(owner="other")
-
-    assert settle(write, write) == Written()
-    assert settle(write, None) == Vanished()
-    assert settle(write, late_renewal) == Rebase(late_renewal)
-    assert settle(write, successor) == Lost()
-    assert settle(write, released(successor, NOW, "r5")) == Lost()
-    assert settle(write, ended(successor, Status.FAILED, NOW, 1, "r6", error="e")) == Lost()
-    theirs = ended(successor, Status.COMPLETED, NOW, 1, "r7", Encoded("2", "j"))
-    assert settle(write, theirs) == Superseded(theirs)
-
-
-@pytest.mark.parametrize(("mine", "stored"), [("f", "other"), ("f", None), (None, "f")])
-def test_completion_of_other_arguments_is_nobodys_result_but_theirs(mine: str | None, stored: str | None) -> None:
-    """Also where only one side tells which they are: a delivery that asks again is answered by the decision table."""
-    write = ended(_record(owner="me", fingerprint=mine), Status.COMPLETED, NOW, 1_000, "r2", Encoded("1", "j"))
-    theirs = ended(_record(owner="other", fingerprint=stored), Status.COMPLETED, NOW, 1, "r7", Encoded("999", "j"))
-
-    assert settle(write, theirs) == Lost()
-    assert settle(write, replace(theirs, fingerprint=mine)) == Superseded(replace(theirs, fingerprint=mine))
-
-
-@pytest.mark.parametrize("fingerprint", ["f", None])
-def test_what_was_forgotten_on_purpose_is_no_result_for_an_attempt_that_comes_late(fingerprint: str | None) -> None:
-    """The mark is COMPLETED, and counts as absent."""
-    write = ended(_record(owner="me", fingerprint=fingerprint), Status.COMPLETED, NOW, 1_000, "r2", Encoded("1", "j"))
-    theirs = ended(_record(owner="other", fingerprint=fingerprint), Status.COMPLETED, NOW, 1, "r7", Encoded("2", "j"))
-
-    assert settle(write, forgotten(theirs, NOW, "r8")) == Lost()
-
-
-def test_owner_of_an_unknown_record_may_still_complete_it() -> None:
-    """Nobody else can have run since; a mere renewal, and an attempt that owns it no more, cannot leave UNKNOWN."""
-    base = _record(owner="me", revision="r1")
-    unknown = given_up(base, NOW, "r4", "refused")
-
-    for outcome in (
-        ended(base, Status.COMPLETED, NOW, 1_000, "r2", Encoded("1", "j")),
-        ended(base, Status.FAILED, NOW, 1_000, "r2", error="e"),
-    ):
-        assert settle(outcome, unknown) == Rebase(unknown)
-        assert settle(replace(outcome, owner="other"), unknown) == Lost()
-    assert settle(renewed(base, NOW, 60_000, "r3"), unknown) == Lost()
-    assert settle(released(base, NOW, "r5"), unknown) == Lost()
+    assert settle(write, stored) == settlement
 
 
 class _Remembered(ExceptionGroup[Exception]):
@@ -370,16 +306,59 @@ def _group(*errors: BaseException) -> BaseException:
         (_Remembered("", [TimeoutError()]), Ending.RELEASE, Ending.GIVE_UP),
     ],
 )
-def test_ending_of_a_body_that_raised(error: BaseException, rerun: Ending, refuse: Ending) -> None:
+@pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
+def test_ending_of_a_body_that_raised(error: BaseException, rerun: Ending, refuse: Ending, on_takeover: Any) -> None:
     """Under refuse nothing that may have begun is released; under rerun only declared outcomes are kept."""
-    for on_takeover, expected in (("rerun", rerun), ("refuse", refuse)):
-        assert (
-            ending(
-                error,
-                on_takeover=on_takeover,  # type: ignore[arg-type]
-                remember=(LookupError, UnicodeError, _Remembered),
-                nothing_begun=(InterruptedError,),
-                no_outcome=(TimeoutError, UnicodeError),
-            )
-            is expected
-        )
+    remember, no_outcome = (LookupError, UnicodeError, _Remembered), (TimeoutError, UnicodeError)
+    policy = {"on_takeover": on_takeover, "remember": remember, "no_outcome": no_outcome}
+    found = ending(error, nothing_begun=(InterruptedError,), **policy)
+    assert found is (rerun if on_takeover == "rerun" else refuse)
+
+
+BEGUN = Begun(at=1_000, attempt=2)
+FINISHED = Finished(Encoded('"ch_1"', "application/json"))
+
+
+@pytest.mark.parametrize(
+    ("seen", "on_takeover", "window", "decision"),
+    [
+        (None, "rerun", None, Call()),
+        (None, "rerun", 500, Call()),
+        (None, "refuse", None, Begin()),
+        (None, "refuse", 500, Begin()),
+        (BEGUN, "rerun", None, Call()),
+        (BEGUN, "refuse", None, Doubt("step 'mail' began in attempt 2 and did not end")),
+        (BEGUN, "refuse", 1_001, Call()),
+        (
+            BEGUN,
+            "refuse",
+            1_000,
+            Doubt("step 'mail' began in attempt 2 and did not end, and its window of 1 s is over"),
+        ),
+        (FINISHED, "rerun", None, Recall(FINISHED)),
+        (FINISHED, "refuse", None, Recall(FINISHED)),
+        (FINISHED, "refuse", 1, Recall(FINISHED)),
+    ],
+)
+def test_step(seen: Begun | Finished | None, on_takeover: OnTakeover, window: int | None, decision: object) -> None:
+    """A finished step is never called again; one that began is called again only where that is safe or chosen."""
+    assert decide_step("mail", seen, terms=Terms(on_takeover, window), now=2_000) == decision
+
+
+@given(
+    st.builds(Begun, st.integers(0), st.integers(1))
+    | st.builds(Finished, st.builds(Encoded, st.text() | st.binary(), st.just("application/x")))
+    | st.builds(Finished, st.none(), st.text())
+)
+def test_states_of_steps_round_trip_through_a_record(state: Begun | Finished) -> None:
+    """Text and bytes alike; who says that a step had no effect lets only those that began run again."""
+    plain = to_plain(state)
+    assert (from_plain(plain), from_plain(None)) == (state, None)
+    assert only_finished({"a": plain}) == ({} if isinstance(state, Begun) else {"a": plain})
+
+
+@pytest.mark.parametrize("plain", [{}, {"begun_at": "soon", "attempt": 1}, {"text": "1"}, {"state": "new"}])
+def test_foreign_state_of_a_step_is_refused(plain: dict[str, Any]) -> None:
+    """A state of another shape is an error, not a step that may be called."""
+    with pytest.raises(ValueError, match="not a state of a step"):
+        from_plain(plain)
