@@ -62,7 +62,7 @@ STEPS = {"charge": {"begun_at": 1, "attempt": 1}}
 
 
 def _decide(record: Record | None, now: int = NOW, fingerprint: str | None = F, **policy: Any) -> Decision:
-    names = {"task": "orders.charge", "task_id": "id", "worker": "here", "app": "shop"}
+    names: Any = {"task": "orders.charge", "task_id": "id", "worker": "here", "app": "shop"}
     operation = Operation(identity=Identity("k", fingerprint, "label"), policy=Policy(**policy), **names)
     return decide(record, operation, now, owner="me", revision="new")
 
