@@ -464,7 +464,7 @@ class Execution:
     ``delivery`` is an object that lasts as long as the delivery, or None for a function call. A redelivery has the same
     task id, and would pass for a recursion where a time limit has left an execution behind. ``layer`` is the class
     whose ``__call__`` is being executed; ``item_of`` lasts as long as the delivery of the ``map`` or ``starmap`` that
-    it is an item of, if it is one.
+    it is an item of, or is called within an item of, if any.
 
     It can be found when it is over: where a context outlives the body that it was copied in, as a task of an event loop
     can; and where a signal struck before the block could be left. Its delivery is over then.
@@ -541,7 +541,8 @@ def executed_by(
     attempt: Attempt, task: str, delivery: object | None, layer: type, item_of: object | None = None
 ) -> Execution:
     """Within its block, ``attempt`` is the current attempt."""
-    return Execution(attempt, task, delivery, layer, item_of, execution())
+    outer = execution()
+    return Execution(attempt, task, delivery, layer, item_of or (outer and outer.item_of), outer)
 
 
 def passing(around: Execution, layer: type) -> Execution:
