@@ -1,14 +1,35 @@
-"""Counting what a store asks of DynamoDB."""
+"""Stores of tables of their own, and counting what a store asks of DynamoDB."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
+from urllib.parse import urlencode
+from uuid import uuid4
 
 from botocore.httpsession import URLLib3Session
 
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.direct import HttpReply, Wire
+
+LOGIN = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+
+
+def new_url(endpoint: str, **options: str) -> str:
+    """Of a table that does not exist yet."""
+    query = urlencode({"region": "us-east-1", **options})
+    return f"dynamodb://test:test@{endpoint.removeprefix('http://')}/t-{uuid4().hex}?{query}"
+
+
+@contextmanager
+def provisioned(url: str) -> Iterator[DynamoDBStore]:
+    """The store that a URL names, with its table, until it is closed."""
+    store = DynamoDBStore.from_url(url)
+    try:
+        store.provision()
+        yield store
+    finally:
+        store.close()
 
 
 @contextmanager
