@@ -432,7 +432,7 @@ def test_writes_are_up_to_99_and_their_values_plain_or_typed() -> None:
     """As boto3's client and resources take them; DynamoDB takes 100, and one is the record."""
     condition = {"TableName": "t", "ConditionExpression": "attribute_not_exists(a)"}
     plain = {"a": {"S": "text"}, "b": "text", "c": 1, "d": Decimal("1.5"), "e": {"x": None}}
-    values = {"a": {"S": "text"}, "b": {"S": "text"}, "c": {"N": "1"}, "d": {"N": "1.5"}}
+    values: dict[str, Any] = {"a": {"S": "text"}, "b": {"S": "text"}, "c": {"N": "1"}, "d": {"N": "1.5"}}
     values |= {"e": {"M": {"x": {"NULL": True}}}}
 
     write = {"Put": {**condition, "Item": plain}}

@@ -12,7 +12,7 @@ from botocore.httpsession import URLLib3Session
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.direct import HttpReply, Wire
 
-LOGIN = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+LOGIN: Any = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
 
 
 def new_url(endpoint: str, **options: str) -> str:

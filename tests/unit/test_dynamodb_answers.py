@@ -19,7 +19,7 @@ from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
 
-LOGIN = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+LOGIN: Any = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ WRITES = [
 ]
 
 
-def _outcome(store: DynamoDBStore) -> object:
+def _outcome(store: DynamoDBStore) -> Any:
     try:
         return store.swap_with(a_record(), "expected", WRITES)
     except WriteFailed as error:
@@ -158,7 +158,7 @@ def test_contention_of_a_commit_is_an_outage(server: Stubber, store: DynamoDBSto
     reasons[position] = {"Code": code, "Message": "wait"}
     _cancel(server, reasons)
 
-    kind, text = _outcome(store)  # type: ignore[misc]
+    kind, text = _outcome(store)
     assert (kind, "conflicts with another transaction" in text) == (StoreUnavailable, True)
 
 
@@ -199,5 +199,5 @@ def test_commit_without_a_certain_answer_is_an_outage(
     """Asking again tells; and of a transaction, which has no IAM action of its own, only AWS knows what it needs."""
     server.add_client_error("transact_write_items", code, message)
 
-    kind, text = _outcome(store)  # type: ignore[misc]
+    kind, text = _outcome(store)
     assert (kind, message in text, "dynamodb:TransactWriteItems" in text) == (error, True, False)
