@@ -23,8 +23,9 @@ $(RABBITMQ): PROGRAMS := rabbitmq-server
 SERVERS := $(sort $(patsubst redis-cluster,redis,$(filter redis redis-cluster postgres mariadb,$(STORE) $(BROKER))))
 DEMO_INSTALLED := $(patsubst %,$(DEMO)/.installed-%,demo $(addprefix demo-,$(SERVERS)))
 
-# A small environment that only builds and checks.
+# Small environments: one only builds and checks, one only makes the site.
 RELEASE := .venv-release
+SITE := .venv-site
 
 # make test WORKERS=8: how many processes run tests at once; twice as many where tests wait for Celery workers.
 WORKERS ?= 2
@@ -134,17 +135,19 @@ soak: $(SYSTEM)  ## real workers under fire: MINUTES=5 SEED=1 STORE=redis BROKER
 bench: $(SYSTEM)  ## what it costs, on each store and beside peers; PART=stores: one part
 	$(BIN)/python -m lab.benchmarks $(PART)
 
-docs: $(INSTALLED)  ## the pages as a site, in build/site; a dead link is an error
+docs: $(SITE)/.installed  ## the pages as a site, in build/site; a dead link is an error
 	rm -rf build/site
-	$(BIN)/sphinx-build -W --keep-going -q docs build/site
+	$(SITE)/bin/sphinx-build -W --keep-going -q docs build/site
 	@echo build/site/index.html
 
 pictures: $(INSTALLED)  ## draw docs/pictures again, from the code and pages they show
 	$(BIN)/python -m lab.pictures
 
-$(RELEASE)/.installed: setup.cfg pyproject.toml
-	$(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/pip install --quiet --editable '.[release]'
+$(RELEASE)/.installed: EXTRA := release
+$(SITE)/.installed: EXTRA := docs
+$(RELEASE)/.installed $(SITE)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --editable '.[$(EXTRA)]'
 	@touch $@
 
 release: $(RELEASE)/.installed  ## build the commit, check it, and do the tutorial with it
@@ -157,4 +160,4 @@ release: $(RELEASE)/.installed  ## build the commit, check it, and do the tutori
 	cd build/release && $(CURDIR)/$(RELEASE)/bin/python -m tests.support.tutorial $(CURDIR)/dist/*.whl
 
 clean:
-	rm -rf .venv .venv-demo $(RELEASE) .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-demo $(RELEASE) $(SITE) .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

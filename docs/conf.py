@@ -18,7 +18,9 @@ ROOT = DOCS.parent
 REPOSITORY = "https://github.com/celery-idempotent/celery-idempotent"
 IS_ARCHIVE = (ROOT / "PKG-INFO").exists()
 """Whether these are the pages of a source archive, which has neither the tests nor the lab that some links lead to."""
-INCLUDED = {ROOT / f"{page.stem.upper()}.md": f"project/{page.stem}" for page in DOCS.glob("project/*.md")}
+INCLUDED = {ROOT / f"{page.stem.upper()}.md": f"project/{page.stem}" for page in DOCS.glob("project/*.md")} | {
+    ROOT / "README.md": "index"
+}
 """Pages of the site that are files beside this folder."""
 CHILDREN = {
     "troubleshooting/index": "[!i]*",

@@ -60,7 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built as `make docs` builds it: a link to a page or heading that is not there is a warning, so an error."""
     target = tmp_path_factory.mktemp("site")
     (command,) = re.findall(
-        r"\$\(BIN\)/sphinx-build (.*) docs build/site$", (ROOT / "Makefile").read_text(), re.MULTILINE
+        r"\$\(SITE\)/bin/sphinx-build (.*) docs build/site$", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
     ended = subprocess.run(
         [sys.executable, "-m", "sphinx", *command.split(), "-d", target / "trees", "docs", target / "site"],
@@ -112,7 +112,7 @@ def test_a_link_leads_out_of_a_source_archive(beside: str, missed: int, tmp_path
 def test_links_to_pages_stay_on_the_site(addresses: dict[str, Addresses]) -> None:
     """Also those to a file that the site includes, and those from it."""
     assert "../reference/glossary.html" in addresses["project/contributing.html"].links
-    assert "../reference/failures.html" in addresses["project/readme.html"].links
+    assert "reference/failures.html" in addresses["index.html"].links
     shown = {
         link for each in addresses.values() for link in each.links if re.match(rf"{REPOSITORY}/blob/main/.*\.md$", link)
     }
