@@ -90,6 +90,7 @@ nightly:  ## before a release: what is slow and rarely breaks, too
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(INSTALLED)
 	$(BIN)/mypy
@@ -160,4 +161,4 @@ release: $(RELEASE)/.installed  ## build the commit, check it, and do the tutori
 	cd build/release && $(CURDIR)/$(RELEASE)/bin/python -m tests.support.tutorial $(CURDIR)/dist/*.whl
 
 clean:
-	rm -rf .venv .venv-demo $(RELEASE) $(SITE) .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-demo $(RELEASE) $(SITE) .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

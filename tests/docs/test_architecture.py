@@ -13,7 +13,7 @@ from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, decide, ended, given_up, released, settle
 from celery_idempotent.protocol.record import Record, Status
 from tests.support.documents import DOCS, ROOT, table
-from tests.unit.test_layers import FLOORS, MAY_USE, MODULES, modules_used
+from tests.support.layers import FLOORS, MAY_USE, MODULES, modules_used
 
 ROOMS = DOCS / "architecture.md"
 DECIDED = DOCS / "reference/record.md"
@@ -24,14 +24,14 @@ LEASE = GRACE = RETAIN = 1000
 NOW = 1_700_000_000_000
 
 
-def test_the_table_of_rooms_is_the_one_that_the_layer_test_enforces() -> None:
+def test_the_table_of_rooms_is_the_one_that_the_linter_enforces() -> None:
     """The same rooms, from the ground up, each with the rooms that it may import from."""
     documented = {_word(row["room"]): set(_words(row["may import from"])) for row in table(ROOMS, "room")}
-    assert list(documented) == list(MAY_USE), "docs/architecture.md: the rooms of MAY_USE in tests/unit/test_layers.py"
+    assert list(documented) == list(MAY_USE), "docs/architecture.md: the rooms of MAY_USE in tests/support/layers.py"
     assert documented == MAY_USE, "docs/architecture.md: a room may import from others than MAY_USE says"
 
 
-def test_the_floors_of_the_integration_are_those_that_the_layer_test_enforces() -> None:
+def test_the_floors_of_the_integration_are_those_that_the_linter_enforces() -> None:
     """The modules that every room may use, then the rooms in the order of the test."""
     ground, *rooms = (_words(row["floor of `integration`"]) for row in table(ROOMS, "floor of `integration`"))
     modules = {name.split(".")[1] for name in MODULES if name.startswith("integration.")}

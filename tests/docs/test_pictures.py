@@ -11,7 +11,7 @@ from lab.pictures.every import FOLDER, PICTURES
 from lab.pictures.pages import plain
 from tests.support.browser import a_window
 from tests.support.documents import DOCS, ROOT, table
-from tests.unit.test_layers import MAY_USE
+from tests.support.layers import MAY_USE
 
 DRAWN = sorted([*FOLDER.glob("*.svg"), *(DOCS / "benchmarks").glob("*.svg")])
 SVG = "{http://www.w3.org/2000/svg}"

@@ -417,9 +417,11 @@ def test_a_clock_that_leaps_is_noticed_by_the_next_attempt(store: FaultyStore) -
 def test_renewal_that_takes_a_while_is_followed_by_the_next(store: FaultyStore, beats: Heartbeat) -> None:
     """While the only one is under way the coordinator sleeps without an end, and is woken when it is done."""
     attempt = _attempt(store)
-    store.before_swap = lambda record: wait_until(
-        lambda: beats._sleeps_until == math.inf and _is_asleep(beats), "the coordinator sleeps"
-    )
+
+    def take_a_while(record: Record) -> None:
+        wait_until(lambda: beats._sleeps_until == math.inf and _is_asleep(beats), "the coordinator sleeps")
+
+    store.before_swap = take_a_while
     beats.start(attempt)
     wait_until(lambda: _renewals(store) > 1, "it is renewed again", timeout=20)  # not only a minute later
 
