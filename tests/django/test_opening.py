@@ -14,134 +14,86 @@ from django.utils.functional import empty
 from celery_idempotent import PolicyError, open_store
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.integration.settings import runtime_of
-from tests.django.databases import configured, sqlite
+from tests.django.databases import Settings, configured, sqlite
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_url_names_a_database() -> None:
-    """``django://`` and a key of DATABASES, in whatever case it is written."""
-    assert isinstance(open_store("django://default"), DjangoStore)
+def test_url_and_settings_name_a_database(shop: Celery) -> None:
+    """``django://`` and a key of DATABASES, in whatever case; ``CELERY_IDEMPOTENCY_STORE`` is Celery's setting."""
     with configured("Orders_2", sqlite(Path("unused"))):
-        store = open_store("django://Orders_2")
-    assert isinstance(store, DjangoStore)
-    assert (store.alias, repr(store)) == ("Orders_2", "django://Orders_2")
+        stores = [open_store("django://default"), open_store("django://Orders_2"), runtime_of(shop).store]
+    assert {type(each) for each in stores} == {DjangoStore}
+    assert [repr(each) for each in stores] == ["django://default", "django://Orders_2", "django://default"]
 
 
 @pytest.mark.parametrize(
-    "url", ["django://", "django:///default", "django://default/table", "django://default?table=t"]
+    "rest", ["", "/default", "default/table", "default?table=t", "u:s3cr3t@host", "u:s3cr3t@host/db?x=1", ":s3cr3t"]
 )
-def test_url_says_nothing_else(url: str) -> None:
-    """A table, an option, or no database: the answer is what to write."""
-    with pytest.raises(PolicyError, match="write django://default"):
-        open_store(url)
-
-
-@pytest.mark.parametrize("url", ["django://user:s3cr3t@host", "django://user:s3cr3t@host/db?x=1", "django://:s3cr3t"])
-def test_url_of_a_server_is_refused_without_its_login(url: str) -> None:
-    """Who writes the database's own URL by mistake does not find its password in a log."""
-    with pytest.raises(PolicyError, match=r"'django://\.\.\.': write django://default") as raised:
-        open_store(url)
-
+def test_url_says_nothing_else(rest: str) -> None:
+    """A table, an option, or no database: the answer is what to write, and repeats no password."""
+    with pytest.raises(PolicyError, match="write django://default") as raised:
+        open_store(f"django://{rest}")
     assert "s3cr3t" not in str(raised.value)
 
 
-def test_shop_keeps_its_records_in_its_default_database(shop: Celery) -> None:
-    """``CELERY_IDEMPOTENCY_STORE`` of Django's settings is Celery's ``idempotency_store``."""
-    store = runtime_of(shop).store
-
-    assert isinstance(store, DjangoStore)
-    assert store.alias == "default"
-
-
-def test_unknown_database_lists_the_known_ones() -> None:
-    """A typo in the alias is answered with what there is."""
-    with pytest.raises(PolicyError, match=r"django://defualt.*not a key of DATABASES, which has: default"):
-        open_store("django://defualt")
-
-
-def test_app_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its migration there would be no table."""
-    monkeypatch.delitem(apps.app_configs, "celery_idempotent")
-
-    with pytest.raises(PolicyError, match=r"add 'celery_idempotent\.contrib\.django' to INSTALLED_APPS"):
-        open_store("django://default")
+@pytest.mark.parametrize(
+    ("alias", "database", "told"),
+    [
+        ("defualt", None, "not a key of DATABASES, which has: default"),
+        ("manual", {**sqlite(Path("unused")), "AUTOCOMMIT": False}, "AUTOCOMMIT"),
+        ("other", {"ENGINE": "tests.django.other_backend"}, "kept in postgresql, mysql, sqlite, and not in other"),
+        ("mysql", {"ENGINE": "django.db.backends.mysql"}, "Did you install mysqlclient"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_database_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, alias: str, database: Settings | None, told: str
+) -> None:
+    """A typo, claims that may vanish, statements that were never tried, a missing driver."""
+    monkeypatch.delitem(sys.modules, "django.db.backends.mysql.base", raising=False)
+    monkeypatch.setitem(sys.modules, "MySQLdb", None)
+    with configured(alias if database else "unused", database or {}), pytest.raises(PolicyError, match=told):
+        open_store(f"django://{alias}")
 
 
 def test_django_that_is_not_ready_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its settings, and before its apps are there; see the processes of their own below."""
+    """Without the app there would be no table; before the apps and the settings there is nothing."""
+
+    def refused(told: str) -> None:
+        with pytest.raises(PolicyError, match=told):
+            open_store("django://default")
+
+    monkeypatch.delitem(apps.app_configs, "celery_idempotent")
+    refused(r"add 'celery_idempotent\.contrib\.django' to INSTALLED_APPS")
     monkeypatch.setattr(apps, "apps_ready", False)
-    with pytest.raises(PolicyError, match=r"call django\.setup\(\)"):
-        open_store("django://default")
-
+    refused(r"call django\.setup\(\)")
     monkeypatch.setattr(settings, "_wrapped", empty)
-    with pytest.raises(PolicyError, match="set DJANGO_SETTINGS_MODULE"):
-        open_store("django://default")
+    refused("set DJANGO_SETTINGS_MODULE")
 
 
-def test_database_without_autocommit_is_refused(tmp_path: Path) -> None:
-    """Django's setting that leaves the end of transactions to everybody makes claims that may vanish."""
-    manual = {**sqlite(tmp_path / "shop"), "AUTOCOMMIT": False}
-
-    with configured("manual", manual), pytest.raises(PolicyError, match="AUTOCOMMIT"):
-        open_store("django://manual")
+SHOP = {"DJANGO_SETTINGS_MODULE": "tests.django.project.settings"}
+OPEN = "from celery_idempotent import open_store; open_store('django://default')"
+FORK = "import os, celery_idempotent.contrib.django.store; os._exit(0) if os.fork() == 0 else os.wait()"
 
 
-def test_database_of_another_kind_is_refused() -> None:
-    """Only databases on which the statements were tried."""
-    wanted = "kept in postgresql, mysql, sqlite, and not in other"
-
-    with configured("other", {"ENGINE": "tests.django.other_backend"}), pytest.raises(PolicyError, match=wanted):
-        open_store("django://other")
-
-
-def test_missing_driver_of_a_database_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Django's own words about what is to be installed."""
-    monkeypatch.delitem(sys.modules, "django.db.backends.mysql.base", raising=False)
-    monkeypatch.setitem(sys.modules, "MySQLdb", None)
-
-    wanted = pytest.raises(PolicyError, match="Did you install mysqlclient")
-    with configured("mysql", {"ENGINE": "django.db.backends.mysql"}), wanted:
-        open_store("django://mysql")
-
-
-def _refusal(preparation: str, **environment: str) -> str:
-    """What opening the store says in a process of its own, after ``preparation``."""
-    code = f"{preparation}\nfrom celery_idempotent import open_store\nopen_store('django://default')"
+@pytest.mark.parametrize(
+    ("code", "environment", "said"),
+    [
+        (f"import sys; sys.modules['django'] = None; {OPEN}", {}, 'pip install "celery-idempotent[django]"'),
+        (OPEN, {}, "set DJANGO_SETTINGS_MODULE"),
+        (OPEN, SHOP, "django.setup()"),
+        (f"import django; django.setup(); {OPEN}", SHOP, ""),
+        (FORK, {}, ""),
+    ],
+    ids=["no Django", "no settings", "no setup", "set up", "fork of what only imports the store"],
+)
+def test_process_of_its_own_is_told_what_is_missing(code: str, environment: dict[str, str], said: str) -> None:
+    """The extra, the variable, the call; where nothing is missing nothing is said."""
+    clean = {name: value for name, value in os.environ.items() if name not in SHOP}
     ended = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**{name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", code], cwd=ROOT, env=clean | environment, capture_output=True, text=True, check=False
     )
-    return ended.stderr.strip().rpartition("\n")[2]
-
-
-def test_missing_django_names_the_extra() -> None:
-    """Without Django the answer is the command that installs it."""
-    said = _refusal("import sys; sys.modules['django'] = None")
-
-    assert 'pip install "celery-idempotent[django]"' in said
-
-
-def test_django_without_settings_names_the_variable() -> None:
-    """A script that never mentions Django's settings is told how."""
-    assert "set DJANGO_SETTINGS_MODULE" in _refusal("")
-
-
-def test_django_that_is_not_set_up_names_the_call() -> None:
-    """Settings alone do not load apps."""
-    said = _refusal("", DJANGO_SETTINGS_MODULE="tests.django.project.settings")
-
-    assert "django.setup()" in said
-    assert _refusal("import django; django.setup()", DJANGO_SETTINGS_MODULE="tests.django.project.settings") == ""
-
-
-def test_fork_asks_nothing_of_a_django_that_is_not_configured() -> None:
-    """Whoever imports the store need not use it: a tool, or an editor that looks at every module."""
-    program = "import os, celery_idempotent.contrib.django.store; os._exit(0) if os.fork() == 0 else os.wait()"
-    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
-    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert bool(ended.returncode) is bool(said)
+    assert said in ended.stderr.strip().rpartition("\n")[2]
+    assert bool(ended.stderr) is bool(said)
