@@ -127,16 +127,28 @@ def store() -> Iterator[MemoryStore]:
     made.close()
 
 
-def of_kind(shop: DjangoShop, view: Callable[[HttpRequest], Any]) -> Any:
-    """``view``, sync or async as the shop is."""
-
-    async def async_view(request: HttpRequest, path: str) -> Any:
-        return view(request)
+def serve(shop: DjangoShop, view: Callable[[HttpRequest], Any], **options: Any) -> list[int]:
+    """Have ``view`` answer, sync or async as the shop is; each of its calls leaves something in the list."""
+    calls: list[int] = []
 
     def sync_view(request: HttpRequest, path: str) -> Any:
+        calls.append(1)
         return view(request)
 
-    return async_view if shop.is_async else sync_view
+    async def async_view(request: HttpRequest, path: str) -> Any:
+        return sync_view(request, path)
+
+    shop.serve_view(async_view if shop.is_async else sync_view, **options)
+    return calls
+
+
+def raising(error: Exception) -> Callable[[HttpRequest], Any]:
+    """A view that fails."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        raise error
+
+    return view
 
 
 @pytest.mark.parametrize(("raised", "status"), [(Http404("gone"), 404), (PermissionDenied(), 403)])
@@ -144,73 +156,55 @@ def test_exceptions_that_are_responses_are_outcomes(
     shop: DjangoShop, store: MemoryStore, raised: Exception, status: int
 ) -> None:
     """As Django answers them; they are replayed."""
-    views: list[int] = []
+    calls = serve(shop, raising(raised), store=store)
 
-    def view(request: HttpRequest) -> HttpResponse:
-        views.append(1)
-        raise raised
-
-    shop.serve_view(of_kind(shop, view), store=store)
     first, again = shop.request(), shop.request()
-    assert (first.status, first.body) == (again.status, again.body)
-    assert first.status == status
-    assert len(views) == 1
+
+    assert (first.status, again.status, first.body, calls) == (status, status, again.body, [1])
 
 
 def test_under_refuse_an_exception_is_an_outcome(shop: DjangoShop, store: MemoryStore) -> None:
     """It is recorded as such, also where Django has made a page of it, and raised again."""
-    views: list[int] = []
-
-    def view(request: HttpRequest) -> HttpResponse:
-        views.append(1)
-        raise ZeroDivisionError
-
-    shop.serve_view(of_kind(shop, view), store=store, policy=Policy(on_takeover="refuse"))
+    calls = serve(shop, raising(ZeroDivisionError()), store=store, policy=Policy(on_takeover="refuse"))
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             shop.request()
-    assert [each.status for each in store.scan()] == [Status.FAILED]
-    assert len(views) == 1
+    assert ([each.status for each in store.scan()], calls) == ([Status.FAILED], [1])
 
 
 def test_outage_in_a_step_is_none_of_the_views_outcomes(shop: DjangoShop, store: MemoryStore) -> None:
     """Under refuse the operation is UNKNOWN, and not answered by Django's page for ever."""
-
-    def view(request: HttpRequest) -> HttpResponse:
-        raise StoreUnavailable("the store", "swap", "no answer")
-
-    shop.serve_view(of_kind(shop, view), store=store, policy=Policy(on_takeover="refuse"))
-    assert shop.request().problem == "unconfirmed"
-    assert shop.request().problem == "outcome-unknown"
+    outage = StoreUnavailable("the store", "swap", "no answer")
+    serve(shop, raising(outage), store=store, policy=Policy(on_takeover="refuse"))
+    assert [shop.request().problem for _ in range(2)] == ["unconfirmed", "outcome-unknown"]
 
 
 def test_template_is_rendered_before_it_is_recorded(shop: DjangoShop, store: MemoryStore) -> None:
-    """Later there would be nothing to record."""
-    rendered: list[int] = []
-
-    class Note:
-        def __str__(self) -> str:
-            rendered.append(1)
-            return f"order {len(rendered)}"
-
+    """Later there would be nothing to record; headers are kept as Django has them, in one line each."""
+    numbers = iter([1, 2])
     template = engines["django"].from_string("{{ note }}")
 
     def view(request: HttpRequest) -> HttpResponse:
-        return TemplateResponse(request, template, {"note": Note()})
+        return TemplateResponse(request, template, {"note": lambda: next(numbers)}, headers={"Link": "<a>, <b>"})
 
-    shop.serve_view(of_kind(shop, view), store=store)
-    assert [shop.request().body for _ in range(2)] == [b"order 1"] * 2
+    serve(shop, view, store=store)
+    answers = [shop.request() for _ in range(2)]
+    assert [(each.body, each.headers["link"]) for each in answers] == [(b"1", "<a>, <b>")] * 2
 
 
 def test_sync_stream_and_file_are_recorded(shop: DjangoShop, store: MemoryStore) -> None:
-    """Under async, too; the file is closed when it was read."""
-    file = BytesIO(b"report")
-    shop.serve_view(of_kind(shop, lambda request: FileResponse(file)), store=store)
-    if shop.is_async:
-        assert shop.request().body == b"report"
-    else:
-        assert [shop.request().body for _ in range(2)] == [b"report"] * 2
-    assert file.closed
+    """The file is closed when it was read; Django tells that the request is over once, to close connections then."""
+    file, over = BytesIO(b"report"), list[Any]()
+
+    def receive(**about: Any) -> None:
+        over.append(about["sender"])
+
+    request_finished.connect(receive)
+    serve(shop, lambda request: FileResponse(file), store=store)
+    assert shop.request().body == b"report"
+    assert (file.closed, len(over)) == (True, 1)
+    request_finished.disconnect(receive)
+    assert shop.request().body == b"report"
 
 
 @pytest.mark.parametrize("mode", ["enforce", "observe"])
@@ -230,47 +224,16 @@ def test_form_that_was_read_before_runs_only_where_a_policy_is_tried_out(
             view(request)
 
 
-def test_request_with_a_stream_is_over_once(shop: DjangoShop, store: MemoryStore) -> None:
-    """Django closes connections and caches then, and tells the site's own receivers."""
-    over: list[Any] = []
-
-    def receive(**about: Any) -> None:
-        over.append(about["sender"])
-
-    request_finished.connect(receive)
-    shop.serve_view(of_kind(shop, lambda request: FileResponse(BytesIO(b"report"))), store=store)
-    assert shop.request().body == b"report"
-    assert len(over) == 1
-    request_finished.disconnect(receive)
-
-
-def test_lists_of_one_header_are_in_one_line(shop: DjangoShop, store: MemoryStore) -> None:
-    """Django has no more."""
-
-    def view(request: HttpRequest) -> HttpResponse:
-        current_attempt()
-        return HttpResponse("x", headers={"Link": "<a>, <b>"})
-
-    shop.serve_view(of_kind(shop, view), store=store)
-    assert [shop.request().headers["link"] for _ in range(2)] == ["<a>, <b>"] * 2
-
-
-def test_wrong_length_is_refused(store: MemoryStore) -> None:
-    """By the library, where the server has let it pass."""
-    shop = DjangoShop("decorator")
-    shop.serve(Reply, store=store)
-    with override_settings(**shop._settings):
-        got = Client().generic("POST", "/a", b"ab", headers={"Idempotency-Key": "k"}, CONTENT_LENGTH="ten")
-    assert got.status_code == 400
-
-
-def test_body_that_came_in_chunks_is_measured(store: MemoryStore) -> None:
-    """No header says how long it is."""
+@pytest.mark.parametrize(("length", "status"), [("ten", 400), (None, 413)])
+def test_length_is_what_was_read(store: MemoryStore, length: str | None, status: int) -> None:
+    """A wrong one that the server has let pass is refused, and a body in chunks is measured."""
     view = idempotent_view(store=store, caller="anybody", max_request=1)(lambda request: HttpResponse())
     request = RequestFactory().post("/", b"ab", "text/plain", headers={"Idempotency-Key": "k-1"})
     assert request.body == b"ab"
-    del request.META["CONTENT_LENGTH"]
-    assert view(request).status_code == 413
+    request.META["CONTENT_LENGTH"] = length
+    if length is None:
+        del request.META["CONTENT_LENGTH"]
+    assert view(request).status_code == status
 
 
 def test_view_must_return_a_response(store: MemoryStore) -> None:
@@ -281,34 +244,25 @@ def test_view_must_return_a_response(store: MemoryStore) -> None:
         shop.request()
 
 
-def test_transaction_around_a_view_is_refused(store: MemoryStore) -> None:
-    """It could undo the effect that was recorded; ``non_atomic_requests`` above the decorator helps."""
+@pytest.mark.parametrize(
+    ("mode", "of_a_test", "refused"), [("enforce", False, True), ("enforce", True, False), ("observe", False, False)]
+)
+def test_transaction_around_a_view_is_refused(
+    store: MemoryStore, mode: Literal["enforce", "observe"], of_a_test: bool, refused: bool
+) -> None:
+    """It could undo the effect that was recorded; not so that of a TestCase, nor where a policy is only tried out."""
     shop = DjangoShop("decorator")
-    shop.serve(Reply, store=store)
-    connection.ensure_connection()
-    with transaction.atomic(), pytest.raises(PolicyError, match="non_atomic_requests"):
-        shop.request()
-    assert not list(store.scan())
-
-
-def test_transaction_of_a_test_case_is_none(store: MemoryStore) -> None:
-    """As for Django's own checks: it is rolled back with all that the test has done."""
-    shop = DjangoShop("decorator")
-    shop.serve(Reply, store=store)
+    shop.serve(Reply, store=store, policy=Policy(mode=mode))
     connection.ensure_connection()
     around: Any = transaction.atomic()
-    around._from_testcase = True
+    around._from_testcase = of_a_test
     with around:
-        assert shop.request().status == 201
-
-
-def test_transaction_around_a_view_that_is_observed_is_its_own_affair(store: MemoryStore) -> None:
-    """Trying a policy out changes nothing of what a view does."""
-    shop = DjangoShop("decorator")
-    shop.serve(Reply, store=store, policy=Policy(mode="observe"))
-    connection.ensure_connection()
-    with transaction.atomic():
-        assert shop.request().status == 201
+        if refused:
+            with pytest.raises(PolicyError, match="non_atomic_requests"):
+                shop.request()
+            assert not list(store.scan())
+        else:
+            assert shop.request().status == 201
 
 
 def test_awaited_caller_is_awaited(store: MemoryStore) -> None:
@@ -323,69 +277,46 @@ def test_awaited_caller_is_awaited(store: MemoryStore) -> None:
 
 
 def test_settings_of_the_middleware_may_be_names(store: MemoryStore) -> None:
-    """Of functions; ``only`` leaves requests out."""
+    """Of functions; ``only`` leaves requests out, and a path that no route has is its own name."""
     shop = DjangoShop("middleware")
     shop.serve(Reply, store=store, caller=f"{__name__}.somebody", only=lambda request: request.path != "/free")
     shop.request(path="/free")
     assert not list(store.scan())
     shop.request(x_caller="ann")
     shop.request(x_caller="bob")
-    assert len(list(store.scan())) == 2
+    shop._settings["ROOT_URLCONF"].urlpatterns = []
+    assert shop.request(path="/lost").status == 404
+    assert sorted(each.task for each in store.scan()) == [*["POST /<path:path>"] * 2, "POST /lost"]
+
+
+def test_middleware_refuses_at_its_start() -> None:
+    """A path in place of a function of the request; a warning where nobody told it of callers."""
+    with pytest.raises(PolicyError, match="only"):
+        start({"store": "memory://", "caller": "anybody", "only": "/orders"})
+    with pytest.warns(IdempotencyWarning, match="caller is not given"):
+        start({"store": "memory://"})
+
+
+@pytest.mark.parametrize(
+    ("committed", "answered"),
+    [(answer(201, {"order": 1}, {"Link": "<a>"}), (201, b'{"order": 1}')), (None, (204, b""))],
+)
+def test_view_commits_on_djangos_own_connection(committed: Any, answered: tuple[int, bytes]) -> None:
+    """What was committed is the answer, also where the response that the view returns is no outcome."""
+    shop = DjangoShop("decorator")
+
+    def view(request: HttpRequest, path: str) -> HttpResponse:
+        with current_attempt().transaction() as tx:
+            tx.done(committed)
+        return HttpResponse("late", status=503)
+
+    shop.serve_view(view, store="django://default")
+    key = f"commit-{answered[0]}"
+    answers = [shop.request(key), shop.request(key)]
+    assert [(each.status, each.body) for each in answers] == [answered] * 2
+    assert {each.headers.get("link") for each in answers} == ({"<a>"} if committed else {None})
 
 
 def test_public_names_are_these() -> None:
     """As in tests/unit/test_public_names.py, where there is no Django."""
     assert set(coat.__all__) == {"IdempotentViewMiddleware", "idempotent_view"}
-
-
-def test_middleware_refuses_a_path_for_a_function_of_the_request() -> None:
-    """At the start."""
-    options = {"store": "memory://", "caller": "anybody", "only": "/orders"}
-    with pytest.raises(PolicyError, match="only"), override_settings(IDEMPOTENT_REQUESTS=options):
-        IdempotentViewMiddleware(lambda request: None)
-
-
-def test_middleware_that_nobody_told_of_callers_warns() -> None:
-    """At the start."""
-    with (
-        pytest.warns(IdempotencyWarning, match="caller is not given"),
-        override_settings(IDEMPOTENT_REQUESTS={"store": "memory://"}),
-    ):
-        IdempotentViewMiddleware(lambda request: None)
-
-
-def test_path_that_no_route_has_is_its_own_name(store: MemoryStore) -> None:
-    """Django's page for it is an outcome like any other."""
-    shop = DjangoShop("middleware")
-    shop.serve(Reply, store=store)
-    shop._settings["ROOT_URLCONF"].urlpatterns = []
-    assert shop.request(path="/lost").status == 404
-    assert [each.task for each in store.scan()] == ["POST /lost"]
-
-
-def test_view_commits_on_djangos_own_connection() -> None:
-    """The record and the view's rows in one transaction; what was committed is the answer."""
-    shop = DjangoShop("decorator")
-
-    def view(request: HttpRequest, path: str) -> HttpResponse:
-        with current_attempt().transaction() as tx:
-            tx.done(answer(201, {"order": 1}, {"Link": "<a>"}))
-        return HttpResponse("another")
-
-    shop.serve_view(view, store="django://default")
-    first, again = shop.request("commit-1"), shop.request("commit-1")
-    assert first.body == again.body == b'{"order": 1}'
-    assert (first.status, again.headers["link"]) == (201, "<a>")
-
-
-def test_view_that_committed_nothing_to_send_is_answered_as_its_repetitions() -> None:
-    """Also where the response that it returns is no outcome."""
-    shop = DjangoShop("decorator")
-
-    def view(request: HttpRequest, path: str) -> HttpResponse:
-        with current_attempt().transaction() as tx:
-            tx.done(None)
-        return HttpResponse("late", status=503)
-
-    shop.serve_view(view, store="django://default")
-    assert [shop.request("commit-2").status for _ in range(2)] == [204, 204]

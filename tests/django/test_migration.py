@@ -1,4 +1,4 @@
-"""The migration makes the table of the SQL store, wherever Django keeps its tables."""
+"""The migration makes the table of the SQL store, wherever Django keeps its tables; the model is for reading."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connections
+from django.db import connections, router
 from django.db.migrations.recorder import MigrationRecorder
 from sqlalchemy import URL, create_engine, inspect
 
@@ -30,16 +30,11 @@ def _migrate(alias: str, *target: str) -> None:
 def _url(alias: str) -> URL:
     """The same database for SQLAlchemy."""
     settings = connections.settings[alias]
-    driver = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql"}
     if connections[alias].vendor == "sqlite":
         return URL.create("sqlite", database=settings["NAME"])
-    return URL.create(
-        driver[connections[alias].vendor],
-        username=settings["USER"],
-        host=settings["HOST"],
-        port=settings["PORT"],
-        database=settings["NAME"],
-    )
+    driver = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql"}[connections[alias].vendor]
+    place = {name.lower(): settings[name] for name in ("HOST", "PORT")}
+    return URL.create(driver, username=settings["USER"], database=settings["NAME"], **place)
 
 
 @pytest.fixture
@@ -68,50 +63,27 @@ def _printable(index: Any) -> str:
 
 
 def test_table_is_that_of_the_sql_store(empty: str, sql_store: SQLStore) -> None:
-    """Migrated or provisioned: the same columns, types, collations, key and index."""
+    """Migrated or provisioned: the same columns, types, collations, key and index; it goes back and forth."""
     _migrate(empty)
+    DjangoStore(empty).verify()
     migrated = _layout(empty)
     _migrate(empty, "zero")
+    assert TABLE not in connections[empty].introspection.table_names()
     sql_store.provision()
-
     assert migrated == _layout(empty)
 
 
 def test_both_stores_share_the_table(empty: str, sql_store: SQLStore) -> None:
-    """A process without Django and one with it can work on the same records."""
+    """A process without Django works on the same records, and whoever moves to Django keeps his table."""
+    ours, theirs = (replace(a_record(), result=result, content_type="t") for result in ("Überlast", b"\x00\xff"))
+    sql_store.provision()
+    assert sql_store.swap(theirs, None) == theirs
     _migrate(empty)
     store = DjangoStore(empty)
-    ours, theirs = (replace(a_record(), result=result, content_type="t") for result in ("Überlast", b"\x00\xff"))
-
-    assert store.swap(ours, None) == ours
-    assert sql_store.get(ours.key) == ours
-    assert sql_store.swap(theirs, None) == theirs
+    assert store.swap(ours, None) == sql_store.get(ours.key) == ours
     assert store.get(theirs.key) == theirs
     assert store.swap(replace(theirs, revision="2"), theirs.revision) == sql_store.get(theirs.key)
     assert sql_store.swap(replace(ours, revision="2"), ours.revision) == store.get(ours.key)
-
-
-def test_migration_goes_back_and_forth(empty: str) -> None:
-    """Backwards drops the table; forwards makes it again."""
-    _migrate(empty)
-    DjangoStore(empty).verify()
-
-    _migrate(empty, "zero")
-    assert TABLE not in connections[empty].introspection.table_names()
-
-    _migrate(empty)
-    DjangoStore(empty).verify()
-
-
-def test_table_that_is_there_is_taken_as_it_is(empty: str, sql_store: SQLStore) -> None:
-    """Whoever moves from the SQL store to Django keeps his records."""
-    record = a_record()
-    sql_store.provision()
-    sql_store.swap(record, None)
-
-    _migrate(empty)
-
-    assert DjangoStore(empty).get(record.key) == record
 
 
 def test_index_that_is_missing_is_made(empty: str) -> None:
@@ -129,29 +101,22 @@ def test_index_that_is_missing_is_made(empty: str) -> None:
     assert _layout(empty) == complete
 
 
-def test_router_decides_where_the_table_is(empty: str, settings_with_router: None) -> None:
-    """A database that is not for records gets no table, and is not asked to drop one."""
-    _migrate(empty)
-    assert TABLE not in connections[empty].introspection.table_names()
-    _migrate(empty, "zero")
-
-
 class _ElsewhereRouter:
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
         return False if (db, app_label) == ("empty", APP) else None
 
 
-@pytest.fixture
-def settings_with_router(monkeypatch: pytest.MonkeyPatch) -> None:
-    from django.db import router
-
+def test_router_decides_where_the_table_is(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that is not for records gets no table, and is not asked to drop one."""
     monkeypatch.setattr(router, "routers", [_ElsewhereRouter()])
+    _migrate(empty)
+    assert TABLE not in connections[empty].introspection.table_names()
+    _migrate(empty, "zero")
 
 
 def test_missing_table_names_the_command(empty: str) -> None:
     """Whatever is asked first: the answer is the command that makes the table."""
     store = DjangoStore(empty)
-
     for ask in (store.verify, store.provision, partial(store.swap, a_record(), None)):
         with pytest.raises(StoreMisconfigured, match=r"python manage\.py migrate --database empty"):
             ask()
@@ -165,17 +130,14 @@ def test_models_have_no_migration_missing() -> None:
 def test_printed_migration_is_the_ddl(empty: str) -> None:
     """``sqlmigrate`` shows what a database administrator wants to read, and the way back, migrated or not."""
     _migrate(empty)
-    dialect = connections[empty].vendor
 
-    assert ddl(dialect) in _printed(empty, "0001")
-    assert "CANNOT BE WRITTEN AS SQL" not in _printed(empty, "0001")
-    assert f"DROP TABLE {TABLE};" in _printed(empty, "0001", backwards=True)
+    def printed(**options: Any) -> str:
+        call_command("sqlmigrate", APP, "0001", database=empty, stdout=(text := StringIO()), **options)
+        return text.getvalue()
 
-
-def _printed(alias: str, migration: str, **options: Any) -> str:
-    printed = StringIO()
-    call_command("sqlmigrate", APP, migration, database=alias, stdout=printed, **options)
-    return printed.getvalue()
+    assert ddl(connections[empty].vendor) in printed()
+    assert "CANNOT BE WRITTEN AS SQL" not in printed()
+    assert f"DROP TABLE {TABLE};" in printed(backwards=True)
 
 
 def test_tests_without_migrations_have_a_table_that_works(empty: str) -> None:
@@ -184,16 +146,14 @@ def test_tests_without_migrations_have_a_table_that_works(empty: str) -> None:
         editor.create_model(IdempotencyRecord)
     store = DjangoStore(empty)
     records = [replace(a_record(), key=key, status=Status.UNKNOWN) for key in ("k", "K", "k ", "é")]
-
-    for record in records:
-        assert store.swap(record, None) == record
+    assert [store.swap(each, None) for each in records] == records
     assert [store.get(each.key) for each in records] == records
 
 
-def test_model_reads_what_the_store_wrote(empty: str) -> None:
-    """Every column by its name, and the record as the library has it; on MySQL keys are bytes to the database."""
+def test_model_reads_what_the_store_wrote_and_writes_nothing(empty: str) -> None:
+    """Every column by its name, on MySQL keys of bytes; no way around compare-and-swap leads through the model."""
     _migrate(empty)
-    store = DjangoStore(empty)
+    store, rows = DjangoStore(empty), IdempotencyRecord.objects.using(empty)
     records = [
         replace(a_record(), steps={"a": 1}, error="a\x00b", fingerprint=None),
         replace(a_record(), key="é:1", status=Status.COMPLETED, result=b"\x00", content_type="t", expires_at=9),
@@ -201,32 +161,13 @@ def test_model_reads_what_the_store_wrote(empty: str) -> None:
     ]
     for record in records:
         store.swap(record, None)
+    row = rows.get(key="é:1")
 
-    rows = IdempotencyRecord.objects.using(empty)
     assert [rows.get(key=each.key).record for each in records] == records
     assert {each.key for each in rows.filter(pk__in=[each.key for each in records])} == {each.key for each in records}
-    assert rows.get(status="COMPLETED", expires_at=9).key == str(rows.get(key="é:1")) == "é:1"
-
-
-def test_model_is_for_reading(empty: str) -> None:
-    """No way around compare-and-swap leads through the model."""
-    _migrate(empty)
-    record = a_record()
-    DjangoStore(empty).swap(record, None)
-    rows = IdempotencyRecord.objects.using(empty)
-    row = rows.get(key=record.key)
-
-    for write in (
-        row.save,
-        row.delete,
-        rows.delete,
-        partial(rows.update, status="RELEASED"),
-        partial(rows.create, key="k"),
-        partial(rows.bulk_create, [row]),
-    ):
-        with pytest.raises(
-            TypeError, match=r"compare-and-swap only; give a verdict with celery_idempotent\.resolve\(\)"
-        ):
+    assert rows.get(status="COMPLETED", expires_at=9).key == str(row) == "é:1"
+    of_rows = rows.delete, partial(rows.update, status="RELEASED"), partial(rows.create, key="k")
+    for write in (row.save, row.delete, *of_rows, partial(rows.bulk_create, [row])):
+        with pytest.raises(TypeError, match=r"celery_idempotent\.resolve\(\)"):
             write()
-
-    assert DjangoStore(empty).get(record.key) == record
+    assert [store.get(each.key) for each in records] == records

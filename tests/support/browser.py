@@ -1,4 +1,4 @@
-"""Chromium without a screen."""
+"""Chromium without a screen, and somebody in front of it."""
 
 import os
 import shutil
@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.webdriver import WebDriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.expected_conditions import staleness_of
+from selenium.webdriver.support.ui import WebDriverWait
 
 PROGRAMS = ("chromium", "chromedriver")
 
@@ -30,3 +34,44 @@ def a_window(profile: Path) -> Iterator[WebDriver]:
     driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
     yield driver
     driver.quit()
+
+
+class Person:
+    """Somebody in front of the browser; pictures are for whoever wants to see what went wrong."""
+
+    def __init__(self, browser: WebDriver, pictures: Path) -> None:
+        self.browser = browser
+        self._pictures = pictures
+        browser.delete_all_cookies()
+
+    def writes(self, **texts: str) -> None:
+        """A text into each of these fields."""
+        for field, text in texts.items():
+            element = self.browser.find_element(By.NAME, field)
+            element.clear()
+            element.send_keys(text)
+
+    def chooses(self, field: str, value: str) -> None:
+        self.browser.find_element(By.CSS_SELECTOR, f'input[name="{field}"][value="{value}"]').click()
+
+    def follows(self, link: str) -> None:
+        self.goes_on(By.PARTIAL_LINK_TEXT, link)
+
+    def presses(self, button: str) -> None:
+        """A button, by the beginning of what stands on it."""
+        on_it = f"starts-with(normalize-space(), '{button}')"
+        self.goes_on(By.XPATH, f"//button[{on_it}] | //input[@type='submit' and @value='{button}']")
+
+    def goes_on(self, kind: str, what: str, *keys: str) -> None:
+        """Click or press a key on it, and wait for the next page."""
+        page = self.browser.find_element(By.TAG_NAME, "html")
+        element = self.browser.find_element(kind, what)
+        element.send_keys(*keys) if keys else element.click()
+        # Chromium may be asked for the page in the midst of its going, and calls that an unknown error.
+        WebDriverWait(self.browser, 60, ignored_exceptions=(WebDriverException,)).until(staleness_of(page))
+
+    def sees(self, css: str = "main", picture: str = "") -> str:
+        """The text of everything that matches, as it is shown."""
+        if picture:
+            self.browser.save_screenshot(str(self._pictures / f"{picture}.png"))
+        return "\n".join(each.text for each in self.browser.find_elements(By.CSS_SELECTOR, css))
