@@ -254,7 +254,7 @@ def test_page_of_a_record_shows_all_of_it(store: DjangoStore, viewer: Client) ->
         ({"error": "result lost"}, "0 bytes"),
         ({"result": POINTER.to_encoded().data, "content_type": OBJECT}, f"object {POINTER.name}: 200 bytes of {JSON}"),
     ],
-    ids=range(7),
+    ids=lambda value: str(value)[:24],
 )
 def test_odd_outcomes_are_described(store: DjangoStore, viewer: Client, changes: dict[str, Any], shown: str) -> None:
     """Whatever stands there, the page can be opened, and nothing is decoded that could run code."""
@@ -498,7 +498,7 @@ def test_verdict_is_logged_and_the_next_delivery_follows_it(
             for each in ("", "ch", "NaN", "[" * 9999)
         ),
     ],
-    ids=range(12),
+    ids=lambda value: str(value)[:24],
 )
 def test_incomplete_verdict_is_asked_again(
     store: DjangoStore, operator: Client, kind: str, fields: dict[str, str], complaint: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html import unescape
 from typing import Any
@@ -16,6 +17,7 @@ from celery_idempotent.contrib.web import create_app
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app
 from tests.support.waiting import wait_until
@@ -23,6 +25,42 @@ from tests.support.waiting import wait_until
 TOKEN = "a token that nobody guesses"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 HOUR = 3_600_000
+
+
+class Watched(MemoryStore):
+    """Counts what is asked of it, waits before a scan as long as it is told to, and fails when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = 0
+        self.scans = 0
+        #: Called before each scan.
+        self.before_scan: Callable[[], object] = lambda: None
+        #: What every look at the records meets.
+        self.error: Exception | None = None
+        #: What the swap of a key meets.
+        self.failing: dict[str, Exception] = {}
+
+    def get(self, key: str) -> Record | None:
+        self._fail()
+        return super().get(key)
+
+    def scan(self, **asked: Any) -> Iterator[Record]:
+        self.scans += 1
+        self.before_scan()
+        self._fail()
+        for record in super().scan(**asked):
+            self.read += 1
+            yield record
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        if new.key in self.failing:
+            raise self.failing[new.key]
+        return super().swap(new, expected)
+
+    def _fail(self) -> None:
+        if self.error:
+            raise self.error
 
 
 def a_shop(**settings: Any) -> Celery:
