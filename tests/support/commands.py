@@ -1,13 +1,18 @@
-"""The command line, as somebody types it."""
+"""The command line, as somebody types it, and the records that it is about."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
+from typing import Any
 
 from celery import Celery
 from click.testing import CliRunner, Result
 
+from celery_idempotent import Record
 from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.testing.contract import a_record
 
 
 def run(app: Celery, *arguments: str, answer: str = "") -> Result:
@@ -15,3 +20,15 @@ def run(app: Celery, *arguments: str, answer: str = "") -> Result:
     result = CliRunner().invoke(idempotency, arguments, input=answer, obj=SimpleNamespace(app=app))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
+
+
+def told(app: Celery, *arguments: str) -> Any:
+    """What a command tells programs."""
+    return json.loads(run(app, *arguments, "--json").stdout)
+
+
+def keep(app: Celery, **values: Any) -> Record:
+    """A record that somebody has left in the app's store."""
+    record = a_record().but(**values)
+    assert runtime_of(app).store.swap(record, None) == record
+    return record

@@ -1,109 +1,102 @@
-"""The command line looks records up: by what is asked for, by whatever is known of one, for people and programs."""
+"""The command line looks records up, and shows them: whole to a program, fitting to a terminal, and never obeyed."""
 # mypy: allow-untyped-decorators
 
-import json
-from dataclasses import replace
+import re
 from typing import Any
 
+import click
 import pytest
 from celery import Celery
+from click.testing import CliRunner
 
 from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, Policy, Record, Status, current_attempt
 from celery_idempotent.engine.claim import effect_key
-from celery_idempotent.integration.operating.display import iso
+from celery_idempotent.integration.cli import idempotency, screen
+from celery_idempotent.integration.operating.display import duration, iso
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import OBJECT
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
-from celery_idempotent.testing.contract import a_record
-from tests.support.commands import run
+from tests.support.commands import keep, run, told
 from tests.support.deliveries import an_app, deliver
 from tests.support.objects import pointed
 
 HOUR = 3_600_000
+JSON = "application/json"
 HOSTILE = "\x1b]0;owned\x07\n[bold red]x[/] :smile: \u202e\u2028\x7f"
 SHOWN = r"\x1b]0;owned\x07\n[bold red]x[/] :smile: \u202e\u2028\x7f"
+DIGEST = "0123456789abcdef" * 4
 
 
 @pytest.fixture
 def app() -> Celery:
     app = an_app()
+    effects = {"charge": Keyed(), "text *": AtMostOnce()}
+    of_order = Policy(key="order", label="order", effects=effects)
 
-    @app.task(
-        base=IdempotentTask,
-        bind=True,
-        shared=False,
-        name="shop.charge",
-        idempotent=Policy(key="order", label="order", effects={"charge": Keyed(), "text *": AtMostOnce()}),
-    )
-    def charge(self: Any, order: str) -> str:
-        current_attempt().step("charge", lambda step: charged.append(step.key))
-        return f"charged {order}"
+    @app.task(base=IdempotentTask, shared=False, name="shop.charge", idempotent=of_order)
+    def charge(order: str) -> Any:
+        return current_attempt().step("charge", lambda step: step.key)
 
-    charged: list[str] = []
-    app.conf.charged = charged
+    @app.task(shared=False, name="plain")
+    def plain() -> None: ...
+
     app.finalize()
     return app
 
 
-def keep(app: Celery, **values: Any) -> Record:
-    record: Record = replace(a_record(), **values)
-    app.conf.idempotency_store.swap(record, None)
-    return record
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(screen, "is_terminal", lambda *, err=False: True)
+    for name, value in (("COLUMNS", "80"), ("LINES", "50"), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    return monkeypatch
 
 
-def listed(app: Celery, *arguments: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run(app, "list", "--json", *arguments).stdout)
-    return found
+def _rows(app: Celery, *arguments: str) -> list[str]:
+    """The lines that a command draws, without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", run(app, *arguments).stdout).splitlines()
+
+
+# -- lists
 
 
 @pytest.mark.parametrize(
     ("arguments", "keys"),
     [
-        ((), "abcde"),
-        (("--status", "unknown"), "ab"),
-        (("--status", "Completed"), "d"),
-        (("--status", "forgotten"), "e"),
-        (("--task", "shop.mail"), "c"),
-        (("--label", "acme/1"), "a"),
-        (("--label", "acme/*"), "ab"),
-        (("--worker", "w2"), "b"),
-        (("--older-than", "2h"), "a"),
-        (("--older-than", "30m"), "ab"),
-        (("--older-than", "1d"), ""),
-        (("--status", "UNKNOWN", "--label", "acme/*", "--older-than", "90m", "--task", "shop.charge"), "a"),
+        ("", "abcde"),
+        ("--status unknown", "ab"),
+        ("--status Completed", "d"),
+        ("--status forgotten", "e"),
+        ("--task shop.mail", "c"),
+        ("--label acme/1", "a"),
+        ("--label acme/*", "ab"),
+        ("--worker w2", "b"),
+        *(("--older-than 2h", "a"), ("--older-than 30m", "ab"), ("--older-than 1D", ""), ("--older-than 1.5h", "a")),
+        ("--status UNKNOWN --label acme/* --older-than 5400s --task shop.charge", "a"),
     ],
 )
-def test_list_has_what_is_asked_for(app: Celery, arguments: tuple[str, ...], keys: str) -> None:
+def test_list_has_what_is_asked_for(app: Celery, arguments: str, keys: str) -> None:
     """All that is asked for counts, statuses as they are shown; oldest write first."""
     now = app.conf.idempotency_store.now()
-    common = {"task": "shop.charge", "worker": "w1", "updated_at": now, "label": ""}
+    common = {"task": "shop.charge", "worker": "w1", "label": "", "updated_at": now}
     for key, values in {
-        "e": {"status": Status.COMPLETED, "expires_at": now // 1000 - 1, "updated_at": now},
+        "e": {"status": Status.COMPLETED, "expires_at": now // 1000 - 1},
         "d": {"status": Status.COMPLETED, "expires_at": now // 1000 + 60, "updated_at": now - 1},
         "c": {"status": Status.RELEASED, "task": "shop.mail", "updated_at": now - 2},
         "b": {"status": Status.UNKNOWN, "label": "acme/2", "worker": "w2", "updated_at": now - HOUR},
         "a": {"status": Status.UNKNOWN, "label": "acme/1", "updated_at": now - 3 * HOUR},
     }.items():
         keep(app, key=key, **{**common, **values})
-
-    assert "".join(each["key"] for each in listed(app, *arguments)) == keys
+    assert "".join(each["key"] for each in told(app, "list", *arguments.split())) == keys
 
 
 def test_list_as_json_has_all_that_programs_ask_for(app: Celery) -> None:
     """Names are those of the record, times ISO 8601 in UTC, and what is not there is null or empty."""
     deliver(app.tasks["shop.charge"], "acme/7", task_id="the-id")
-    verdict = {
-        "action": "rerun",
-        "by": "ann",
-        "reason": "none",
-        "at": 0,
-        "status": "UNKNOWN",
-        "attempt": 1,
-        "error": None,
-    }
-    keep(app, status=Status.RELEASED, verdict=verdict, updated_at=1)
+    verdict = {"action": "rerun", "by": "ann", "reason": "", "status": "UNKNOWN", "attempt": 1, "error": None}
+    keep(app, status=Status.RELEASED, verdict={**verdict, "at": 0}, updated_at=1)
 
-    first, second = listed(app)
+    first, second = told(app, "list")
 
     assert first["verdict"] == {**verdict, "at": "1970-01-01T00:00:00.000Z"}
     assert first["updated_at"] == "1970-01-01T00:00:00.001Z"
@@ -127,279 +120,302 @@ def test_list_says_that_there_is_more(app: Celery) -> None:
     for age in (1, 3, 2):
         keep(app, key=f"of {age} h", updated_at=app.conf.idempotency_store.now() - age * HOUR)
 
-    short, whole = (run(app, "list", "--json", "--limit", each) for each in ("2", "3"))
-
-    assert [each["key"] for each in json.loads(short.stdout)] == ["of 3 h", "of 2 h"]
-    assert short.stderr == "Warning: there are more than these 2; ask for fewer, or give --limit\n"
-    assert (len(json.loads(whole.stdout)), whole.stderr) == (3, "")
-
-
-def test_labels_have_a_column_where_there_is_one(app: Celery) -> None:
-    """Most apps set none."""
-    keep(app, label="")
-    assert "LABEL" not in run(app, "list").stdout
-    keep(app, label="acme/7")
-    assert "acme/7" in run(app, "list").stdout
+    assert [each["key"] for each in told(app, "list", "--limit", "2")] == ["of 3 h", "of 2 h"]
+    assert ["give --limit" in run(app, "list", "--json", "--limit", each).stderr for each in "23"] == [True, False]
 
 
 def test_unknown_task_is_answered_with_those_there_are(app: Celery) -> None:
     """As advice: records of a task that was removed can still be there, and then nothing is said."""
     asked = run(app, "list", "--task", "shop.chrge")
     assert (asked.exit_code, asked.stdout) == (0, "STATUS  UPDATED  ATTEMPTS  TASK  KEY  WORKER\n")
-    assert asked.stderr == ("Advice: this app has no task shop.chrge; its idempotent tasks: shop.charge\n")
-    assert run(app, "list", "--task", "shop.charge").stderr == ""
-    keep(app, task="shop.removed")
-    assert run(app, "list", "--task", "shop.removed").stderr == ""
+    assert asked.stderr == "Advice: this app has no task shop.chrge; its idempotent tasks: shop.charge\n"
+    keep(app, task="shop.removed", label="")
+    for task in ("shop.charge", "shop.removed"):
+        assert run(app, "list", "--task", task).stderr == ""
+
+
+def test_row_is_one_line_of_a_narrow_terminal(app: Celery, terminal: pytest.MonkeyPatch) -> None:
+    """What is least asked for is left out, labels are cut, and of a hash there is what every command takes."""
+    tasks = ("shop.charge", "shop.refund", f"shop.{'billing.' * 8}charge")
+    wide = {"label": f"acme/{'o' * 60}", "worker": "celery@w", "status": Status.UNKNOWN, "fencing_token": 1}
+    records = [keep(app, key=f"{task}:1:{DIGEST}", task=task, **wide) for task in tasks]
+
+    heads, *rows = _rows(app, "list")
+    shown = [row.split()[-1] for row in rows]
+
+    assert heads.split() == ["STATUS", "AGE", "LABEL", "KEY"]
+    assert [len(row.rstrip()) <= 80 and "…" in row for row in rows[:2]] == [True, True]
+    assert shown == [each.key[:-52] for each in records]
+    for text, record in zip(shown, records, strict=True):
+        assert told(app, "show", text)["key"] == record.key
+        assert run(app, "effect-key", text, "charge").exit_code == 0
+        assert run(app, "resolve", text, "--rerun", "--yes").stdout == f"{record.key} is RELEASED\n"
+        assert run(app, "forget", text, "--yes").exit_code == 0
+
+
+def test_columns_are_those_there_is_something_for(app: Celery, terminal: pytest.MonkeyPatch) -> None:
+    """A label where one is set, a task that no part of the key tells, and whole keys where every cell has its room."""
+    terminal.setenv("COLUMNS", "220")
+    record = keep(app, key=f"scope:1:{DIGEST}", label="", task="shop.charge")
+    heads, row = _rows(app, "list")
+    assert heads.split() == ["STATUS", "UPDATED", "ATTEMPTS", "TASK", "KEY", "WORKER"]
+    assert record.key in row
+    keep(app, key="order-2026-11-22-0001", task="shop.charge", label=f"acme/{'o' * 60}")
+    assert "LABEL" in _rows(app, "list")[0].split()
+    terminal.setenv("COLUMNS", "80")
+    heads, *rows = _rows(app, "list")
+    assert "TASK" in heads.split()
+    assert sorted(row.split()[-1] for row in rows) == ["order-2026-11-22-0001", f"scope:1:{DIGEST[:12]}"]
+
+
+def test_pager_is_for_what_does_not_fit_on_one_screen(app: Celery, terminal: pytest.MonkeyPatch) -> None:
+    """And for nothing less."""
+    paged: list[str] = []
+    terminal.setattr("click.echo_via_pager", lambda text, color: paged.append(text))
+    for _ in range(48):
+        keep(app)
+    assert (len(_rows(app, "list")), paged) == (49, [])
+    keep(app)
+    assert (_rows(app, "list"), len(paged[0].splitlines())) == ([], 50)
+
+
+def test_list_of_commands_fits_into_a_terminal(app: Celery) -> None:
+    """Of 80 columns, each command with a whole sentence: click ends those with dots that are too long."""
+    lines = CliRunner().invoke(idempotency, ["--help"], terminal_width=80).stdout.split("Commands:\n")[1].splitlines()
+    assert [line.split()[0] for line in lines] == idempotency.list_commands(click.Context(idempotency))
+    assert [line for line in lines if len(line) > 80 or line.endswith("...")] == []
+
+
+# -- what is typed
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
-        (("list", "--limit", "0"), "0 is not in the range x>=1"),
-        (("list", "--limit", "-1"), "-1 is not in the range x>=1"),
-        (("list", "--limit", "many"), "'many' is not a valid integer range"),
-        (("list", "--older-than", "2"), "must be an age such as 30m, 1h or 2d (s, m, h, d, w), and is '2'"),
-        (("list", "--older-than", "-2d"), "must be an age such as"),
-        (("purge", "--batch", "10001"), "10001 is not in the range 1<=x<=10000"),
-        (("purge", "--released-before", "nan"), "'nan' is no number"),
-        (("relay", "--every", "0"), "0.0 is not in the range 0<x<="),
-        (("watch", "--every", "soon"), "'soon' is not a valid float range"),
+        *((("list", "--limit", each), "range") for each in ("0", "-1", "many")),
+        *((("list", "--older-than", each), "must be an age such as 30m") for each in ("2", "-2d", "2h3", "1.2345d")),
+        (("list", "--status", "DONE"), "--status"),
+        *((("purge", "--batch", each), "--batch") for each in ("0", "10001")),
+        *((("purge", "--max", each), "--max") for each in ("0",)),
+        *((("purge", "--released-before", each), "--released-before") for each in ("nan", "0")),
+        (("relay", "--every", "0"), "--every"),
+        (("watch", "--every", "soon"), "--every"),
+        (("key", "shop.charge", "--args", "[7"), "not JSON"),
+        (("key", "shop.charge", "--args", '{"order": 7}'), "not a JSON list"),
+        (("key", "shop.charge", "--kwargs", "[7]"), "not a JSON dict"),
+        (("key", "shop.charge", "--args", "[7, 8]"), "does not take these arguments"),
+        (("key", "plain"), "not idempotent"),
+        (("key", "shop.chrge"), ", shop.charge"),
+        (("resolve",), "either --completed RESULT or --rerun"),
+        (("resolve", "k", "--rerun", "--completed", "1"), "either --completed RESULT or --rerun"),
+        *((("resolve", "k", "--completed", each), "not JSON") for each in ("ch_1", "NaN", "[" * 100_000)),
+        (("resolve", "--rerun"), "give a KEY"),
+        (("forget", "k", "--label", "acme/*"), "not both"),
+        (("forget", "--label", "acme/*"), "--reason"),
+        (("forget", "k", "--json"), "--yes or --dry-run"),
+        (("release", "--older-than", "2"), "must be an age"),
+        (("ddl",), "--dialect: postgresql, mysql, mariadb, sqlite"),
     ],
+    ids=lambda value: " ".join(value)[:32] if isinstance(value, tuple) else "",
 )
-def test_bad_number_is_refused_in_words(app: Celery, arguments: tuple[str, ...], told: str) -> None:
-    """Before the store is opened."""
+def test_mistake_is_answered_by_a_sentence(app: Celery, arguments: tuple[str, ...], reason: str) -> None:
+    """With what is wrong: before the store is opened, anything is read, or anybody confirms what cannot be done."""
     app.conf.idempotency_store = None
-    refused = run(app, *arguments)
-    assert refused.exit_code == 2
-    assert told in refused.stderr
+    refused = run(app, *arguments, answer="y\n")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert reason in refused.stderr
 
 
-@pytest.mark.parametrize("known", ["key", "beginning", "hash", "task id", "label"])
-def test_record_is_found_by_what_is_known_of_it(app: Celery, known: str) -> None:
+def test_record_is_found_by_what_is_known_of_it(app: Celery) -> None:
     """A log line has the task id, a customer the label, and a terminal has room for a part of the key."""
-    deliver(app.tasks["shop.charge"], "acme/7", task_id="the-id")
-    deliver(app.tasks["shop.charge"], "acme/8", task_id="another")
-    key = app.tasks["shop.charge"].idempotency_key_for("acme/7")
-    text = {
-        "key": key,
-        "beginning": key[:-50],
-        "hash": key.rpartition(":")[2][:12],
-        "task id": "the-id",
-        "label": "acme/7",
-    }[known]
-
-    assert json.loads(run(app, "show", text, "--json").stdout)["key"] == key
-    assert run(app, "effect-key", text, "charge").stdout == f"{app.conf.charged[0]}\n"
+    charge = app.tasks["shop.charge"]
+    made = deliver(charge, "acme/7", task_id="the-id").value
+    deliver(charge, "acme/8")
+    key = charge.idempotency_key_for("acme/7")
+    for text in (key, key[:-50], key.rpartition(":")[2][:12], "the-id", "acme/7"):
+        assert told(app, "show", text)["key"] == key
+        assert run(app, "effect-key", text, "charge").stdout == f"{made}\n"
+    assert told(app, "key", "shop.charge", "--args", '["acme/7"]') == {"task": "shop.charge", "key": key}
 
 
 @pytest.mark.parametrize(
     "text", ["0123456789ab --task shop.refund", "shop.refund:0123456789ab", "acme/7 --task shop.refund", "KEY"]
 )
 def test_task_says_which_record_is_meant(app: Celery, text: str) -> None:
-    """Two tasks have one hash for one value, and one label."""
-    digest = "0123456789abcdef" * 4
-    one, other = (
-        keep(app, key=f"{task}:v1:{digest}", task=task, label="acme/7", status=Status.UNKNOWN, fencing_token=1)
-        for task in ("shop.charge", "shop.refund")
-    )
+    """Two tasks have one hash for one value, and one label; what fits both is refused, and names both."""
+    shared = {"label": "acme/7", "status": Status.UNKNOWN, "fencing_token": 1}
+    one, other = (keep(app, key=f"{each}:v1:{DIGEST}", task=each, **shared) for each in ("shop.charge", "shop.refund"))
     arguments = text.replace("KEY", other.key).split()
 
-    assert run(app, "show", "0123456789ab").exit_code == 1
+    for command in (("show", "0123456789ab"), ("effect-key", "acme/7", "charge"), ("forget", "acme/7", "--yes")):
+        refused = run(app, *command)
+        assert (refused.exit_code, one.key in refused.stderr, other.key in refused.stderr) == (1, True, True)
     assert run(app, "show", one.key, "--task", "shop.refund").exit_code == 1
-    assert json.loads(run(app, "show", *arguments, "--json").stdout)["key"] == other.key
-    effect_key_of = run(app, "effect-key", arguments[0], "charge", *arguments[1:]).stdout.strip()
-    assert effect_key_of == effect_key(other.key, "charge")
-    for command in (("resolve", "--rerun"), ("forget",)):
-        assert run(app, *command, *arguments, "--yes").stdout.startswith(other.key)
+    assert told(app, "show", *arguments)["key"] == other.key
+    assert told(app, "effect-key", arguments[0], "c", *arguments[1:])["effect_key"] == effect_key(other.key, "c")
+    for judge in (("resolve", "--rerun"), ("forget",)):
+        assert run(app, *judge, *arguments, "--yes").stdout.startswith(other.key)
     assert app.conf.idempotency_store.get(one.key) == one
 
 
 def test_texts_are_taken_as_they_are_printed(app: Celery) -> None:
     """A label with a character that nobody sees is printed with its escape, and so is a task id, or a key."""
     odd = keep(app, key="k\u200b-1", label="acme\u200b/7", task_id="the\x1bid")
-    listed_as = run(app, "list").stdout
-
     for text in (r"acme\u200b/7", r"the\x1bid", r"k\u200b-1", odd.label, odd.task_id):
-        assert json.loads(run(app, "show", text, "--json").stdout)["key"] == odd.key
-    assert r"acme\u200b/7" in listed_as
+        assert told(app, "show", text)["key"] == odd.key
+    assert r"acme\u200b/7" in run(app, "list").stdout
 
 
-def test_text_that_fits_several_records_names_them(app: Celery) -> None:
-    """Nothing is shown of one that was not meant."""
-    keys = [keep(app, key=f"shop.charge:1:{each}", label="acme/7").key for each in "ab"]
-    for command in (("show", "acme/7"), ("effect-key", "shop.charge:1", "charge"), ("forget", "acme/7", "--yes")):
-        refused = run(app, *command)
-        assert refused.exit_code == 1
-        assert "it fits several records: " in refused.stderr
-        assert all(each in refused.stderr for each in keys)
-
-
-def test_effect_key_is_what_the_receiver_was_called_with(app: Celery) -> None:
-    """Also where the record is gone, if the key is a whole one; a slip in the name is told."""
+def test_effect_key_needs_no_record(app: Celery) -> None:
+    """If the key is a whole one; a slip in the name is told."""
     key = app.tasks["shop.charge"].idempotency_key_for("acme/7")
-    assert run(app, "effect-key", key, "charge").stdout.strip() == effect_key(key, "charge")
-
+    made = effect_key(key, "charge")
+    assert told(app, "effect-key", key, "charge") == {"key": key, "name": "charge", "effect_key": made}
+    assert run(app, "effect-key", "acme/7", "charge").exit_code == 1
     deliver(app.tasks["shop.charge"], "acme/7")
-    told = run(app, "effect-key", "acme/7", "chrge")
-    assert told.stderr == "Advice: nothing is known of an effect called chrge; known are: charge\n"
-    assert json.loads(run(app, "effect-key", "acme/7", "charge", "--json").stdout) == {
-        "key": key,
-        "name": "charge",
-        "effect_key": app.conf.charged[0],
-    }
-    assert run(app, "effect-key", "acme/9", "charge").exit_code == 1
+    advice = "Advice: nothing is known of an effect called chrge; known are: charge\n"
+    assert [run(app, "effect-key", "acme/7", each).stderr for each in ("charge", "chrge")] == ["", advice]
+
+
+# -- one record
+
+
+STEPS = {
+    "paid": to_plain(Finished(Encoded('{"id": "ch_1"}', JSON))),
+    "packed": to_plain(Finished(Encoded(b"7", "application/x-python-serialize"))),
+    "odd": to_plain(Finished(Encoded("{", JSON))),
+    "lost": to_plain(Finished(None, "too large")),
+    "text bob": to_plain(Begun(1_800_000_000_000, 2)),
+    "broken": {"text": 7},
+}
+VERDICT = {"action": "rerun", "by": "ann", "reason": "PAY", "at": 0, "status": "UNKNOWN", "attempt": 1, "error": "slow"}
 
 
 def _with_steps(app: Celery) -> Record:
-    return keep(
-        app,
-        key="k",
-        status=Status.UNKNOWN,
-        task="shop.charge",
-        steps={
-            "paid": to_plain(Finished(Encoded('{"id": "ch_1"}', "application/json"))),
-            "packed": to_plain(Finished(Encoded(b"7", "application/x-python-serialize"))),
-            "odd": to_plain(Finished(Encoded("{", "application/json"))),
-            "lost": to_plain(Finished(None, "too large")),
-            "text bob": to_plain(Begun(1_800_000_000_000, 2)),
-            "broken": {"text": 7},
-        },
-    )
+    return keep(app, key="k", status=Status.UNKNOWN, task="shop.charge", steps=STEPS, verdict=VERDICT)
 
 
 def test_show_as_json_has_steps_with_their_effect_keys(app: Celery) -> None:
     """What is JSON is decoded; of the rest, which could run code when it is read, the size is told."""
     record = _with_steps(app)
 
-    shown = json.loads(run(app, "show", "k", "--json").stdout)
+    shown = told(app, "show", "k")
 
+    unread, made = {"bytes": 1}, {name: effect_key("k", name) for name in [*STEPS, "charge"]}
     states = {
-        name: {key: value for key, value in step.items() if key != "effect_key"}
-        for name, step in shown["steps"].items()
-    }
-    assert states == {
-        "paid": {"state": "finished", "content_type": "application/json", "result": {"id": "ch_1"}},
-        "packed": {"state": "finished", "content_type": "application/x-python-serialize", "result": {"bytes": 1}},
-        "odd": {"state": "finished", "content_type": "application/json", "result": {"bytes": 1}},
+        "paid": {"state": "finished", "content_type": JSON, "result": {"id": "ch_1"}},
+        "packed": {"state": "finished", "content_type": "application/x-python-serialize", "result": unread},
+        "odd": {"state": "finished", "content_type": JSON, "result": unread},
         "lost": {"state": "finished", "lost": "too large"},
         "text bob": {"state": "begun", "begun_at": "2027-01-15T08:00:00.000Z", "attempt": 2},
         "broken": {"state": "damaged"},
     }
-    assert shown["effect_keys"] == {name: effect_key("k", name) for name in [*record.steps, "charge"]}
-    assert all(step["effect_key"] == shown["effect_keys"][name] for name, step in shown["steps"].items())
-    assert (shown["result"], shown["fencing_token"]) == (None, record.fencing_token)
-    assert shown["lease_until"] == iso(record.lease_until)
-
-
-def test_show_says_of_no_effect_of_an_outcome_that_nothing_was_recorded(app: Celery) -> None:
-    """Steps are dropped when the outcome is recorded: the effect of a completed operation did most likely happen."""
-    keep(app, key="k", status=Status.COMPLETED, task="shop.charge", expires_at=2_000_000_000, steps={})
-
-    told = run(app, "show", "k").stdout
-
-    assert "charge: not known, as an outcome keeps no steps" in told
+    assert shown["steps"] == {name: {**step, "effect_key": made[name]} for name, step in states.items()}
+    assert shown["effect_keys"] == made
+    facts = (shown["result"], shown["fencing_token"], shown["lease_until"])
+    assert facts == (None, record.fencing_token, iso(record.lease_until))
 
 
 def test_show_tells_a_person_of_steps_and_verdicts(app: Celery) -> None:
     """Which may have happened, what the receiver knows each by, and who has judged before."""
-    record = _with_steps(app)
-    verdict = {
-        "action": "rerun",
-        "by": "ann",
-        "reason": "PAY-1",
-        "at": 0,
-        "status": "UNKNOWN",
-        "attempt": 1,
-        "error": "it stalled",
+    _with_steps(app)
+    lines = [line.strip().split("  ", 1)[1] for line in run(app, "show", "k").stdout.splitlines()]
+    effects = {
+        "paid": "finished",
+        "lost": "finished; its result is lost: too large",
+        "text bob": "began at 2027-01-15T08:00:00.000Z in attempt 2, and did not end",
+        "broken": "not readable by this version",
+        "charge": "nothing recorded",
     }
-    newer = replace(record, revision="r2", verdict=verdict)
-    app.conf.idempotency_store.swap(newer, record.revision)
-
-    lines = run(app, "show", "k").stdout.splitlines()
-
-    told = [line.split("  ", 1)[1].strip() for line in map(str.strip, lines)]
-    assert "paid: finished" in told
-    assert "lost: finished; its result is lost: too large" in told
-    assert "text bob: began at 2027-01-15T08:00:00.000Z in attempt 2, and did not end" in told
-    assert "broken: not readable by this version" in told
-    assert "charge: nothing recorded" in told
-    assert told[
-        told.index("text bob: began at 2027-01-15T08:00:00.000Z in attempt 2, and did not end") + 1
-    ] == effect_key("k", "text bob")
-    assert (
-        "1970-01-01T00:00:00.000Z rerun by ann, on UNKNOWN after attempt 1, because: PAY-1 (it had said: it stalled)"
-    ) in told
-
-
-def test_show_tells_a_person_when_an_outcome_is_forgotten(app: Celery) -> None:
-    """As a time, whatever unit the record has."""
-    keep(app, key="k", status=Status.FAILED, expires_at=1_800_000_000)
-
-    assert "expires_at  2027-01-15T08:00:00.000Z" in run(app, "show", "k").stdout
+    for name, state in effects.items():
+        assert lines[lines.index(f"{name}: {state}") + 1] == effect_key("k", name)
+    judged = "rerun by ann, on UNKNOWN after attempt 1, because: PAY (it had said: slow)"
+    assert f"1970-01-01T00:00:00.000Z {judged}" in lines
 
 
 def test_show_tells_until_when_an_outcome_counts_and_until_when_its_verdict_stays(app: Celery) -> None:
-    """The record outlasts its outcome."""
+    """The record outlasts its outcome; steps are dropped with it, so of its effects nothing is known."""
     verdict = {"action": "completed", "at": 0, "counts_until": 1_700_000_000_000, "kept_until": 1_800_000_000_000}
-    keep(app, key="k", status=Status.COMPLETED, expires_at=1_800_000_000, verdict=verdict)
+    keep(app, key="k", status=Status.COMPLETED, task="shop.charge", expires_at=1_800_000_000, verdict=verdict)
+    keep(app, key="f", status=Status.FAILED, expires_at=1_800_000_000)
 
-    told = json.loads(run(app, "show", "k", "--json").stdout)
+    facts, shown = told(app, "show", "k"), run(app, "show", "k").stdout
 
-    assert "expires_at  2023-11-14T22:13:20.000Z" in run(app, "show", "k").stdout
-    assert (told["expires_at"], told["verdict"]["counts_until"]) == ("2023-11-14T22:13:20.000Z",) * 2
-    assert told["verdict"]["kept_until"] == "2027-01-15T08:00:00.000Z"
-
-
-def test_result_is_decoded_for_programs_and_only_measured_for_people(app: Celery) -> None:
-    """A screen is seen by more people than a program's input."""
-    deliver(app.tasks["shop.charge"], "acme/7")
-
-    assert json.loads(run(app, "show", "acme/7", "--json").stdout)["result"] == "charged acme/7"
-    shown = run(app, "show", "acme/7").stdout
-    assert "charged acme/7" not in shown
-    assert "result  16 bytes" in shown
+    assert "expires_at  2023-11-14T22:13:20.000Z" in shown
+    assert "charge: not known, as an outcome keeps no steps" in shown
+    assert (facts["expires_at"], facts["verdict"]["counts_until"]) == ("2023-11-14T22:13:20.000Z",) * 2
+    assert facts["verdict"]["kept_until"] == "2027-01-15T08:00:00.000Z"
+    assert "expires_at  2027-01-15T08:00:00.000Z" in run(app, "show", "f").stdout
 
 
-def test_nothing_that_was_stored_is_obeyed_by_a_terminal(app: Celery) -> None:
+def test_result_is_for_programs_and_only_measured_for_people(app: Celery) -> None:
+    """A screen is seen by more people; one that is an object is named and not read, and a damaged pointer is told."""
+    pointer = pointed(Encoded("x" * 200, JSON))
+    written, named = pointer.to_encoded(), f"kept as the object {pointer.name}"
+    facts = {"object": pointer.name, "bytes": 200, "sha256": pointer.sha256, "of": JSON}
+    keep(app, key="begun", status=Status.RELEASED, steps={"charge": to_plain(Finished(written))})
+    for key, data, kind in (("json", '"ch_1"', JSON), ("whole", written.data, OBJECT), ("damaged", "{}", OBJECT)):
+        keep(app, key=key, status=Status.COMPLETED, result=data, content_type=kind, expires_at=2**40)
+
+    assert {key: told(app, "show", key)["result"] for key in ("json", "whole", "damaged")} == {
+        "json": "ch_1",
+        "whole": facts,
+        "damaged": {"bytes": 2},
+    }
+    assert told(app, "show", "begun")["steps"]["charge"]["result"] == facts
+    shown = {"json": "6 bytes", "whole": f"{named}: 200 bytes", "damaged": "2 bytes", "begun": f"its result is {named}"}
+    assert [key for key, text in shown.items() if text not in " ".join(run(app, "show", key).stdout.split())] == []
+    assert "ch_1" not in run(app, "show", "json").stdout
+
+
+# -- what a terminal is shown
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_nothing_that_was_stored_is_obeyed_by_a_terminal(
+    app: Celery, request: pytest.FixtureRequest, is_terminal: bool
+) -> None:
     """Neither control characters, nor markup, nor changes of direction; and in JSON they come back as they were."""
-    record = keep(
-        app, key=f"k{HOSTILE}", status=Status.FAILED, error=HOSTILE, label=HOSTILE, task=HOSTILE, worker=HOSTILE
-    )
+    if is_terminal:
+        request.getfixturevalue("terminal")
+    named = dict.fromkeys(("error", "label", "task", "worker"), HOSTILE)
+    record = keep(app, key=f"k{HOSTILE}", status=Status.FAILED, expires_at=2**40, **named)
 
     for arguments in (("list",), ("show", record.key), ("stats",), ("forget", record.key, "--dry-run")):
-        plain, made = run(app, *arguments).stdout, run(app, *arguments, "--json").stdout
-        assert all(map(str.isprintable, plain.splitlines())), arguments
-        assert all(map(str.isprintable, made.splitlines())), arguments
+        plain, made = "\n".join(_rows(app, *arguments)), run(app, *arguments, "--json").stdout
+        assert all(map(str.isprintable, plain.splitlines()))
+        assert all(map(str.isprintable, made.splitlines()))
         assert made.isascii()
-        assert SHOWN in plain
-    (told,) = listed(app)
-    assert (told["error"], told["label"], told["key"]) == (HOSTILE, HOSTILE, record.key)
+        assert SHOWN[:20] in plain
+    (facts,) = told(app, "list")
+    assert (facts["error"], facts["label"], facts["key"]) == (HOSTILE, HOSTILE, record.key)
 
 
-def test_time_that_no_calendar_has_is_a_number() -> None:
-    """Of a damaged record, which a person looks at all the same."""
+def test_long_values_go_on_beside_their_name(app: Celery, terminal: pytest.MonkeyPatch) -> None:
+    """Nothing of a record is cut."""
+    keep(app, key="k", error="x" * 200, label="acme/7")
+    lines = _rows(app, "show", "k")
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert "".join(lines).count("x") >= 200
+    assert [line for line in lines if line.startswith("         label  acme/7")] != []
+
+
+def test_terminal_is_told_what_goes_on_and_a_pipe_is_not(app: Celery, terminal: pytest.MonkeyPatch) -> None:
+    """How many were read, how many of how many were judged; on stderr, and gone at the end."""
+    for _ in range(3):
+        keep(app, status=Status.UNKNOWN)
+    drawn = run(app, "resolve", "--status", "unknown", "--rerun", "--yes", "--reason", "r")
+    assert "judged 3, refused 0" in drawn.stdout
+    assert [each for each in ("reading 3", "judging", "3/3") if each not in drawn.stderr] == []
+    terminal.setattr(screen, "is_terminal", lambda *, err=False: False)
+    assert run(app, "list").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(-5, "0 s"), (999, "0 s"), (61_000, "1 min 1 s"), (3_600_000, "1 h"), (90_061_000, "1 d 1 h")],
+)
+def test_age_has_two_units(milliseconds: int, text: str) -> None:
+    """As exact as anybody needs; and a time that no calendar has is a number."""
+    assert duration(milliseconds) == text
     assert iso(2**62) == str(2**62)
-
-
-def test_key_is_printed_as_json(app: Celery) -> None:
-    """As every command does."""
-    made = json.loads(run(app, "key", "shop.charge", "--args", '["acme/7"]', "--json").stdout)
-    assert made == {"task": "shop.charge", "key": app.tasks["shop.charge"].idempotency_key_for("acme/7")}
-
-
-def test_result_that_is_an_object_is_named_and_not_read(app: Celery) -> None:
-    """To people and programs, of the operation as of its steps; a damaged pointer is what it is."""
-    pointer = pointed(Encoded("x" * 200, "application/json"))
-    written = pointer.to_encoded()
-    named = {"object": pointer.name, "bytes": 200, "sha256": pointer.sha256, "of": "application/json"}
-    steps = {"charge": to_plain(Finished(written))}
-    whole = keep(app, key="whole", status=Status.COMPLETED, result=written.data, content_type=OBJECT, expires_at=2**40)
-    keep(app, key="begun", status=Status.RELEASED, steps=steps)
-    keep(app, key="damaged", status=Status.COMPLETED, result="{}", content_type=OBJECT, expires_at=2**40)
-
-    assert json.loads(run(app, "show", "--json", whole.key).stdout)["result"] == named
-    assert json.loads(run(app, "show", "--json", "begun").stdout)["steps"]["charge"]["result"] == named
-    assert json.loads(run(app, "show", "--json", "damaged").stdout)["result"] == {"bytes": 2}
-    assert f"kept as the object {pointer.name}: 200 bytes" in " ".join(run(app, "show", whole.key).stdout.split())
-    assert f"its result is kept as the object {pointer.name}" in " ".join(run(app, "show", "begun").stdout.split())
-    assert "2 bytes" in run(app, "show", "damaged").stdout

@@ -1,0 +1,280 @@
+"""Commands on the whole store: what it holds, what it forgets, and its tables."""
+# mypy: allow-untyped-decorators
+
+import builtins
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_idempotent import IdempotencyWarning, Record, Status, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.integration.cli import screen
+from celery_idempotent.protocol.store import OutboxMessage
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.testing import StoreWrapper
+from tests.support.commands import keep, run, told
+from tests.support.deliveries import an_app
+
+DAY = 86_400_000
+PAUSE = "celery_idempotent.integration.cli.store.time.sleep"
+
+
+class Counted(MemoryStore):
+    """Knows how it was asked to purge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[int] = []
+
+    def purge(self, limit: int) -> int:
+        self.limits.append(limit)
+        return super().purge(limit)
+
+
+@pytest.fixture
+def store() -> Counted:
+    return Counted()
+
+
+@pytest.fixture
+def app(store: Counted) -> Celery:
+    return an_app(idempotency_store=store)
+
+
+# -- stats and watch
+
+
+def test_stats_count_by_status_and_task(app: Celery) -> None:
+    """With the oldest of each, and what is forgotten apart from what counts."""
+    now = app.conf.idempotency_store.now()
+    for age in (3_600_000, 0):
+        keep(app, task="a", status=Status.IN_PROGRESS, updated_at=now - age)
+    keep(app, task="b", status=Status.COMPLETED, updated_at=now, expires_at=1)
+
+    made, shown = told(app, "stats"), run(app, "stats").stdout
+
+    assert made["by_status"] == {"IN_PROGRESS": 2, "FORGOTTEN": 1}
+    assert made["by_task"] == {"a": {"IN_PROGRESS": 2}, "b": {"FORGOTTEN": 1}}
+    assert made["oldest_in_progress"] == made["oldest"]["IN_PROGRESS"] < made["oldest"]["FORGOTTEN"]
+    assert made["outbox"] is None
+    assert "IN_PROGRESS  2        1 h\n" in shown
+
+
+@pytest.mark.parametrize(("ahead", "side"), [(3_600_000, "ahead"), (-3_600_000, "behind")])
+def test_stats_tell_how_far_the_stores_clock_is_off(app: Celery, ahead: int, side: str) -> None:
+    """Ages and leases are by the store's."""
+    app.conf.idempotency_store = MemoryStore(lambda: time.time_ns() // 1_000_000 + ahead)
+    assert told(app, "stats")["clock_offset_ms"] == pytest.approx(ahead, abs=60_000)
+    assert re.search(rf"the store's clock is 3[56]\d{{5}} ms {side}", run(app, "stats").stdout)
+
+
+def test_stats_tell_what_waits_in_the_outbox(app: Celery, tmp_path: Path) -> None:
+    """How many, and for how long the oldest one."""
+    app.conf.idempotency_store = store = SQLStore(f"sqlite:///{tmp_path}/records.sqlite")
+    store.provision()
+    assert told(app, "stats")["outbox"] == {"depth": 0, "oldest_age": None}
+    assert "outbox: 0 wait; " in run(app, "stats").stdout
+    transaction = store.begin()
+    transaction.enqueue(OutboxMessage("t", "{}", "application/json"))
+    transaction.commit()
+
+    made = told(app, "stats")
+    assert (made["outbox"]["depth"], made["outbox"]["oldest_age"] >= 0, made["oldest_in_progress"]) == (1, True, None)
+    assert "outbox: 1 wait, the oldest for 0 s; " in run(app, "stats").stdout
+    store.close()
+
+
+def test_watch_counts_again_until_it_is_interrupted(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pipe each look is printed: with --json, by a line."""
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        keep(app)
+        if len(pauses) % 3 == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(PAUSE, pause)
+
+    looks = run(app, "watch", "--every", "7", "--json").stdout.splitlines()
+    assert [re.findall(r'"by_status": {(.*?)}', each) for each in looks] == [
+        [""],
+        ['"IN_PROGRESS": 1'],
+        ['"IN_PROGRESS": 2'],
+    ]
+    assert run(app, "watch", "--every", "7").stdout.count("the store's clock") == 3
+    assert pauses == [7] * 6
+
+
+def test_watch_draws_on_a_terminal_and_outlasts_an_outage(
+    app: Celery, store: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last counts stay, with what went wrong; the next look may fare better."""
+    keep(app, status=Status.UNKNOWN)
+    scan = store.scan
+
+    def fail(**asked: Any) -> Any:
+        raise StoreUnavailable("s", "scan", "timed out")
+
+    scans = iter([fail, scan])
+
+    def pause(seconds: float) -> None:
+        try:
+            monkeypatch.setattr(store, "scan", next(scans))
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(PAUSE, pause)
+    monkeypatch.setattr(screen, "is_terminal", lambda *, err=False: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    watched = run(app, "watch")
+
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", watched.stdout)
+    assert len(re.findall(r"^UNKNOWN +1 ", shown, re.MULTILINE)) == 2
+    assert watched.stderr.count("timed out") == 1
+
+
+# -- purge
+
+
+def _outcomes(app: Celery, count: int, age: int = 60) -> list[Record]:
+    past = app.conf.idempotency_store.now() // 1000 - age
+    return [keep(app, status=Status.COMPLETED, expires_at=past) for _ in range(count)]
+
+
+def test_purge_deletes_what_is_forgotten_and_nothing_else(app: Celery, store: Counted) -> None:
+    """Outcomes past their expiry go, in batches until one is empty; what still counts or never expires stays."""
+    _outcomes(app, 5)
+    kept = [*_outcomes(app, 1, age=-60), *(keep(app, status=each, updated_at=1, lease_until=1) for each in Status)]
+
+    result = run(app, "purge", "--batch", "2")
+
+    assert (result.stdout, result.stderr) == ("5 outcomes deleted\n", "")
+    assert (store.limits, list(store.scan())) == ([2, 2, 2, 2], kept)
+
+
+def test_purge_stops_at_the_maximum(app: Celery, store: Counted) -> None:
+    """Neither outcomes nor released records are deleted beyond it; a mistyped bound deletes nothing."""
+    _outcomes(app, 5)
+    for _ in range(5):
+        keep(app, status=Status.RELEASED, updated_at=1)
+
+    result = run(app, "purge", "--batch", "2", "--max", "3", "--released-before", "1")
+
+    assert result.stdout == "3 outcomes deleted\n3 released records deleted\n"
+    assert (store.limits, len(list(store.scan()))) == ([2, 1], 4)
+
+
+def test_released_records_are_deleted_only_when_old(app: Celery, store: Counted) -> None:
+    """The age counts from the last write, on the store's clock, and only what is RELEASED goes."""
+    now = store.now()
+    kept = [keep(app, status=each, updated_at=1) for each in Status if each is not Status.RELEASED]
+    kept.append(keep(app, status=Status.RELEASED, updated_at=now - 2 * DAY + 60_000))
+    keep(app, status=Status.RELEASED, updated_at=now - 2 * DAY - 1)
+
+    assert run(app, "purge", "--released-before", "2").stdout == "0 outcomes deleted\n1 released records deleted\n"
+    assert list(store.scan()) == kept
+
+
+def test_released_record_claimed_meanwhile_stays(app: Celery, store: Counted) -> None:
+    """A delivery that comes between the look and the deletion keeps its claim."""
+
+    class Claimed(StoreWrapper):
+        def scan(self, **asked: Any) -> Iterator[Record]:
+            for record in self.store.scan(**asked):
+                claimed = record.but(revision="new", status=Status.IN_PROGRESS)
+                assert self.store.swap(claimed, record.revision) == claimed
+                yield record
+
+    record = keep(app, status=Status.RELEASED, updated_at=1)
+    app.conf.idempotency_store = Claimed(store)
+
+    assert "0 released records deleted" in run(app, "purge", "--released-before", "1").stdout
+    assert store.get(record.key) is not None
+
+
+def test_purge_tells_programs_what_it_did(app: Celery, store: Counted) -> None:
+    """What was not asked for is null, as is what a store that forgets by itself does without being asked."""
+    _outcomes(app, 3)
+    keep(app, status=Status.RELEASED, updated_at=1)
+
+    assert told(app, "purge") == {"store": "memory://", "outcomes": 3, "released": None, "abandoned": None}
+    app.conf.idempotency_store = StoreWrapper(store)
+    assert "deletes outcomes by itself" in run(app, "purge").stdout
+    made = told(app, "purge", "--released-before", "0.5")
+    assert (made["outcomes"], made["released"]) == (None, 1)
+
+
+# -- tables
+
+
+def test_ddl_prints_the_tables_of_the_store(app: Celery) -> None:
+    """Under its names and for its database, to be executed as it is; another on demand. Nothing is connected."""
+    app.conf.idempotency_store = "postgresql+psycopg://nobody:secret@127.0.0.1:1/none?table=effects&schema=jobs"
+
+    head, statements = run(app, "ddl").stdout.split("\n", 1)
+    made = told(app, "ddl")
+
+    assert re.findall(r"CREATE TABLE (\S+)", statements) == ["jobs.effects", "jobs.effects_outbox"]
+    assert 'COLLATE "C"' in statements
+    assert head.startswith("-- for postgresql: the tables of postgresql")
+    assert "secret" not in head
+    assert (made["sql"], made["dialect"]) == (statements, "postgresql")
+    assert "VARBINARY(2048)" in run(app, "ddl", "--dialect", "mysql").stdout
+
+
+@pytest.mark.parametrize("url", ["memory://", None])
+def test_ddl_without_an_sql_store_needs_a_dialect(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, url: str | None
+) -> None:
+    """It prints the default tables; without a dialect it says which there are, and without the extra its name."""
+    app.conf.idempotency_store = url
+    printed = run(app, "ddl", "--dialect", "sqlite").stdout
+    assert re.findall(r"CREATE TABLE (\w+)", printed) == ["idempotency_records", "idempotency_outbox"]
+    assert run(app, "ddl").exit_code == 2
+
+    real = builtins.__import__
+
+    def without_sql(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.startswith("celery_idempotent.stores.sql"):
+            raise ModuleNotFoundError(name="sqlalchemy")
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without_sql)
+    refused = run(app, "ddl", "--dialect", "mysql")
+    assert (refused.exit_code, 'pip install "celery-idempotent[sql]"' in refused.output) == (1, True)
+
+
+class Lacking(MemoryStore):
+    """Has no table until it is provisioned."""
+
+    is_there = False
+
+    def verify(self) -> None:
+        if not self.is_there:
+            raise StoreMisconfigured("s", "verify", "no table")
+
+    def provision(self) -> None:
+        for _ in range(2):
+            warnings.warn("maxmemory-policy=allkeys-lru", IdempotencyWarning, stacklevel=1)
+        self.is_there = True
+
+
+@pytest.mark.filterwarnings("always")
+def test_provision_says_what_was_missing(app: Celery) -> None:
+    """And nothing where nothing was; what is warned of twice is told once."""
+    app.conf.idempotency_store = Lacking()
+    first = run(app, "provision")
+    assert first.stdout == "memory:// is ready; what was missing is there now\n"
+    assert first.stderr == "Warning: maxmemory-policy=allkeys-lru\n"
+    assert run(app, "provision").stdout == "memory:// is ready; nothing was missing\n"
+    assert told(app, "provision") == {"store": "memory://", "lacked": None}
+    app.conf.idempotency_store = Lacking()
+    assert told(app, "provision")["lacked"] == "no table"
