@@ -30,8 +30,7 @@ DIGEST = "0123456789abcdef" * 4
 @pytest.fixture
 def app() -> Celery:
     app = an_app()
-    effects = {"charge": Keyed(), "text *": AtMostOnce()}
-    of_order = Policy(key="order", label="order", effects=effects)
+    of_order = Policy(key="order", label="order", effects={"charge": Keyed(), "text *": AtMostOnce()})
 
     @app.task(base=IdempotentTask, shared=False, name="shop.charge", idempotent=of_order)
     def charge(order: str) -> Any:
@@ -302,7 +301,7 @@ def test_show_as_json_has_steps_with_their_effect_keys(app: Celery) -> None:
     shown = told(app, "show", "k")
 
     unread, made = {"bytes": 1}, {name: effect_key("k", name) for name in [*STEPS, "charge"]}
-    states = {
+    states: dict[str, dict[str, Any]] = {
         "paid": {"state": "finished", "content_type": JSON, "result": {"id": "ch_1"}},
         "packed": {"state": "finished", "content_type": "application/x-python-serialize", "result": unread},
         "odd": {"state": "finished", "content_type": JSON, "result": unread},

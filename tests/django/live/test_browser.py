@@ -11,7 +11,7 @@ import pytest
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.support.ui import Select
 
 from celery_idempotent.contrib.django.store import DjangoStore
@@ -60,7 +60,7 @@ class Site:
 
     def status(self, record: Record) -> Status | None:
         found = self.store.get(record.key)
-        return found and found.status
+        return found.status if found else None
 
     def written(self, status: Status, **changes: Any) -> Record:
         """A record that a worker might have left."""
