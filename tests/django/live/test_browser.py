@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
-from selenium.webdriver.common.by import By
 from selenium.webdriver.chrome.webdriver import WebDriver
+from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 
 from celery_idempotent.contrib.django.store import DjangoStore
