@@ -1,0 +1,638 @@
+"""docs/how-to/effect-*.md are acted out: every row of every table, in order, on the task that its page defines.
+
+A receiver behaves as its page says, a worker dies (or stalls, or gets no answer) where the row says, its message is
+delivered again, and the effects are counted at the receiver.
+"""
+# mypy: allow-untyped-decorators
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from sqlalchemy import Column, String, create_engine, text
+from sqlalchemy.orm import Session, declarative_base
+
+from celery_idempotent import (
+    AtLeastOnce,
+    AtMostOnce,
+    Committed,
+    Fenced,
+    IdempotentTask,
+    Keyed,
+    Policy,
+    Status,
+    StoreUnavailable,
+    current_attempt,
+    open_store,
+    outbox,
+)
+from celery_idempotent.protocol.effects import promise
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.testing.scenarios import WorkerDied
+from tests.support.deliveries import an_app, deliver, published
+from tests.support.documents import DOCS, code, execute_block, table
+from tests.support.stage import Play, Stage, StagedStore
+
+HOUR = 3_600_000
+API_REMEMBERS = 24 * HOUR
+RELAY_HOLDS = 60_000
+
+
+class Gateway:
+    """A payment API: honours a key for 24 hours from its first request, then forgets it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.charges: list[str] = []
+        self._known: dict[str, tuple[int, str]] = {}
+
+    def charge(self, order_id: str, cents: int, *, idempotency_key: str) -> str:
+        return self.stage.ask("call", partial(self._charge, idempotency_key))
+
+    def _charge(self, key: str) -> str:
+        since, charge = self._known.get(key, (-API_REMEMBERS, ""))
+        if since + API_REMEMBERS <= self.stage.ahead:
+            since, charge = self.stage.ahead, f"ch_{len(self.charges) + 1}"
+            self.charges.append(charge)
+            self._known[key] = since, charge
+        return charge
+
+
+class Index:
+    """A search index: refuses who shows a smaller token than one it has seen, and finds entries by their key."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.entries: list[tuple[str, str]] = []
+        self._fence = 0
+
+    def raise_fence(self, order_id: str, token: int) -> None:
+        self.stage.ask("fence", lambda: self._raise(token))
+
+    def find(self, order_id: str, key: str) -> str | None:
+        return self.stage.ask("probe", lambda: next((entry for entry, of in self.entries if of == key), None))
+
+    def add(self, order_id: str, key: str, text: str, token: int | None) -> str:
+        return self.stage.ask("act", lambda: self._add(key, token))
+
+    def _add(self, key: str, token: int | None) -> str:
+        if token is not None and token < self._fence:
+            raise PermissionError(f"{token} is smaller than {self._fence}")
+        self._raise(token or 0)
+        self.entries.append((f"entry {len(self.entries) + 1}", key))
+        return self.entries[-1][0]
+
+    def _raise(self, token: int) -> None:
+        self._fence = max(self._fence, token)
+
+
+class Line:
+    """A phone or an old API: does what it is told, as often as it is told, and remembers nothing."""
+
+    def __init__(self, stage: Stage, point: str) -> None:
+        self.stage = stage
+        self.point = point
+        self.sent: list[str] = []
+
+    def send(self, what: str) -> str:
+        return self.stage.ask(self.point, lambda: self.sent.append(what) or "sent")  # type: ignore[func-returns-value]
+
+    post = print = send
+
+
+@dataclass
+class Scene:
+    """The task of a page on a stage, its receivers, and what counts their effects, by column of the page's table."""
+
+    stage: Stage
+    app: Celery
+    store: StagedStore
+    names: dict[str, Any]
+    play: Play
+    counts: Mapping[str, Callable[[], int]] = field(default_factory=dict)
+    #: What happens after the act; as a rule, further deliveries and a duplicate.
+    goes_on: Callable[[], None] = field(init=False)
+    #: What a relay and other workers do, once the task itself is settled.
+    afterwards: Callable[[], None] = lambda: None
+    stalled: bool = False
+
+    def __post_init__(self) -> None:
+        self.goes_on = self.play.until_all_is_known
+
+    @property
+    def status(self) -> Status:
+        """How the operation stands."""
+        (record,) = (each for each in self.store.scan() if each.task == self.play.task.name)
+        return record.status
+
+
+@dataclass
+class Setting:
+    """Makes scenes: executes the blocks of a page, and puts its task on the stage."""
+
+    request: pytest.FixtureRequest
+
+    def __call__(
+        self,
+        page: str,
+        task: str,
+        *args: Any,
+        store: Store | None = None,
+        edit: tuple[str, str] = ("", ""),
+        **receivers: Callable[[Stage], Any],
+    ) -> Scene:
+        stage, app, document = Stage(), an_app(), DOCS / f"how-to/effect-{page}.md"
+        staged = app.conf.idempotency_store = StagedStore(store or MemoryStore(), stage)
+        names = {"app": app, "__name__": "shop", **{name: make(stage) for name, make in receivers.items()}}
+        blocks = code(document, "python")
+        assert any(edit[0] in block for _, block in blocks)
+        for line, block in blocks:
+            execute_block(document, line, block.replace(*edit) if edit[0] else block, names)
+        return Scene(stage, app, staged, names, Play(stage, app.tasks[f"shop.{task}"], *args))
+
+    def get(self, fixture: str) -> Any:
+        return self.request.getfixturevalue(fixture)
+
+    def sql(self, url: str) -> tuple[SQLStore, Any]:
+        """A store in that database, and an engine."""
+        store = SQLStore(url, table=f"t_{uuid4().hex}")
+        store.provision()
+        engine = create_engine(store._url)
+        self.request.addfinalizer(lambda: (engine.dispose(), store.close()))
+        return store, engine
+
+
+@pytest.fixture
+def setting(request: pytest.FixtureRequest, unchanged_celery: None) -> Setting:
+    return Setting(request)
+
+
+RERUN, REFUSE = "`Keyed(window=w)`", '`Keyed(window=w, on_takeover="refuse")`'
+
+
+def paying(setting: Setting, column: str = "charges", hours: int = 24) -> Scene:
+    policy = ', on_takeover="refuse"' if column == REFUSE else ""
+    edit = ("hours=24)", f"hours={hours}){policy}")
+    scene = setting("payment-api", "charge", "o-1", 500, gateway=Gateway, edit=edit)
+    scene.counts = {column: lambda: len(scene.names["gateway"].charges)}
+    return scene
+
+
+def reserving(setting: Setting) -> Scene:
+    address = setting.get("dynamodb_endpoint").removeprefix("http://")
+    store = open_store(f"dynamodb://test:test@{address}/effects-{uuid4().hex}?region=us-east-1")
+    assert isinstance(store, DynamoDBStore)
+    store.provision()
+    setting.request.addfinalizer(store.close)
+    client, sku = store._connected(), uuid4().hex
+    with suppress(client.exceptions.ResourceInUseException):
+        client.create_table(
+            TableName="stock",
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[{"AttributeName": "sku", "AttributeType": "S"}],
+            KeySchema=[{"AttributeName": "sku", "KeyType": "HASH"}],
+        )
+    client.put_item(TableName="stock", Item={"sku": {"S": sku}, "left": {"N": "100"}})
+
+    def taken() -> int:
+        item = client.get_item(TableName="stock", Key={"sku": {"S": sku}}, ConsistentRead=True)["Item"]
+        return (100 - int(item["left"]["N"])) // 7
+
+    scene = setting("dynamodb-commit", "reserve", "o-1", sku, 7, store=store)
+    scene.counts = {"effects": taken}
+    return scene
+
+
+def booking(setting: Setting, url: str) -> Scene:
+    (store, engine), ledger, printed = setting.sql(url), f"ledger_{uuid4().hex}", list[str]()
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE TABLE {ledger} (order_id VARCHAR(40), cents INTEGER)"))
+    edit = ("INTO ledger ", f"INTO {ledger} ")
+    scene = setting("sql-transaction", "book", "o-1", 500, store=store, edit=edit)
+
+    @scene.app.task(base=IdempotentTask, shared=False, name="shop.receipt", idempotent=Policy(key="order_id"))
+    def receipt(order_id: str) -> None:
+        printed.append(order_id)
+
+    def booked() -> int:
+        with engine.connect() as connection:
+            rows = int(connection.execute(text(f"SELECT COUNT(*) FROM {ledger}")).scalar_one())
+        assert len(printed) == rows
+        return rows
+
+    def relay_and_work() -> None:
+        while outbox.relay(scene.app):
+            pass
+        for message in receipts_of(scene):
+            deliver(receipt, *message.payload[0], task_id=message.headers["id"])
+
+    scene.names["receipt"] = receipt
+    scene.counts, scene.afterwards = {"effects": booked}, relay_and_work
+    return scene
+
+
+def booking_on_sqlite(setting: Setting) -> Scene:
+    return booking(setting, f"sqlite:///{setting.get('tmp_path')}/shop.sqlite")
+
+
+def booking_on_postgresql(setting: Setting) -> Scene:
+    return booking(setting, setting.get("postgres").url)
+
+
+def publishing(setting: Setting) -> Scene:
+    scene = setting("fenced-resource", "publish", "o-1", "text", index=Index)
+    scene.counts = {"effects": lambda: len(scene.names["index"].entries)}
+    return scene
+
+
+def receipts_of(scene: Scene) -> list[Any]:
+    return [each for each in published(scene.app) if each.headers["task"] == "shop.receipt"]
+
+
+def following(setting: Setting, store: Store | None = None) -> Scene:
+    """Publishing a receipt is a point of the stage; each time with the same task id and arguments."""
+    receivers: Any = {"gateway": Gateway, "printer": partial(Line, point="print")}
+    scene = setting("follow-up-task", "pay", "o-1", 500, store=store, **receivers)
+    receipt, messages = scene.app.tasks["shop.receipt"], list[Any]()
+    publish = receipt.apply_async
+    receipt.apply_async = lambda *args, **kwargs: scene.stage.ask("publish", lambda: publish(*args, **kwargs))
+
+    def work() -> None:
+        messages.extend(receipts_of(scene))
+        for message in messages:
+            deliver(receipt, *message.payload[0], task_id=message.headers["id"])
+        assert len({(message.headers["id"], str(message.payload[:2])) for message in messages}) == 1
+
+    scene.counts = {"messages": lambda: len(messages), "receipts": lambda: len(scene.names["printer"].sent)}
+    scene.afterwards = work
+    return scene
+
+
+def relaying(setting: Setting) -> Scene:
+    """A web request has placed an order, and a relay that dies publishes its message."""
+    store, engine = setting.sql(f"sqlite:///{setting.get('tmp_path')}/shop.sqlite")
+    scene, base = following(setting, store), declarative_base()
+    order = type("Order", (base,), {"__tablename__": "orders", "id": Column(String(40), primary_key=True)})
+    base.metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        scene.names["place_order"](session, order(id="o-1"))
+    scene.play = Play(scene.stage, scene.app.tasks["shop.receipt"], "o-1")
+
+    def goes_on() -> None:
+        with pytest.raises(WorkerDied):
+            outbox.relay(scene.app)
+        scene.stage.revive()
+        assert outbox.relay(scene.app) == 0, "what a dead relay had is back after a minute, not before"
+        scene.stage.ahead += RELAY_HOLDS
+        while outbox.relay(scene.app):
+            pass
+        assert scene.stage.unplayed == []
+
+    scene.goes_on = goes_on
+    return scene
+
+
+def notifying(setting: Setting, column: str, receiver: str) -> Scene:
+    lines = {"sms": partial(Line, point="text call"), "hook": partial(Line, point="webhook call")}
+    scene = setting("at-most-once", "notify", "o-1", **lines)
+    scene.counts = {column: lambda: len(scene.names[receiver].sent)}
+    return scene
+
+
+Act = Callable[[Scene], None]
+"""Plans what happens in a scene; before its first delivery, or instead of it."""
+
+
+def nothing(scene: Scene) -> None:
+    """Nobody dies; the duplicate comes."""
+
+
+def dies(moment: str, *points: str) -> Act:
+    """The worker dies at ``moment``, and nobody asks anything at ``points`` any more."""
+
+    def act(scene: Scene) -> None:
+        def die() -> None:
+            scene.stage.close(*points)
+            scene.stage.die()
+
+        scene.stage.plan(moment, die)
+
+    return act
+
+
+def stalls(moment: str) -> Act:
+    """The worker waits at ``moment`` until a successor has come to its end, and goes on."""
+
+    def act(scene: Scene) -> None:
+        scene.stalled = True
+        scene.stage.plan(moment, scene.play.stall)
+
+    return act
+
+
+def arrives(point: str, *moments: str, refused: type[Exception] | None = None) -> tuple[Act, ...]:
+    """The worker dies with a request on its way, which arrives at the next ``moment``, of another worker."""
+
+    def arriving(moment: str) -> Act:
+        def act(scene: Scene) -> None:
+            def die() -> None:
+                sent = scene.stage.sent[point]
+                scene.stage.plan(moment, partial(let_arrive, sent))
+                scene.stage.die()
+
+            scene.stage.plan(f"before {point}", die)
+
+        return act
+
+    def let_arrive(sent: Callable[[], object]) -> None:
+        with pytest.raises(refused) if refused else nullcontext():
+            sent()
+
+    return tuple(map(arriving, moments))
+
+
+def gets_no_answer(*moments: str) -> Act:
+    """The store's answer, or the request, is lost at each of ``moments``; the first delivery makes it certain."""
+
+    def lose() -> None:
+        raise StoreUnavailable("store", "commit", "no answer")
+
+    def act(scene: Scene) -> None:
+        for moment in moments:
+            scene.stage.plan(moment, lose)
+        assert delivered(scene) == "SUCCESS"
+
+    return act
+
+
+def is_undone(scene: Scene) -> None:
+    """The database undoes a transaction at its commit, and the worker does not learn of it."""
+
+    def undo() -> None:
+        scene.stage.sent["commit"].__self__.rollback()  # type: ignore[attr-defined]  # a method of the transaction
+        raise StoreUnavailable("store", "commit", "no answer")
+
+    scene.stage.plan("before commit", undo)
+    assert delivered(scene) == "RETRY"
+
+
+def delivered(scene: Scene) -> str:
+    ended = scene.play.deliver()
+    assert ended is not None, "its worker died"
+    return ended.state
+
+
+def raises(moment: str) -> Act:
+    """The call raises at ``moment``; another delivery follows."""
+
+    def fail() -> None:
+        raise TimeoutError
+
+    def act(scene: Scene) -> None:
+        scene.stage.plan(moment, fail)
+        assert delivered(scene) == "FAILURE"
+        assert isinstance(scene.play.ends.pop().value, TimeoutError)
+
+    return act
+
+
+def comes(hours: int, moment: str) -> tuple[Act]:
+    """The worker dies at ``moment``, and the next attempt comes that many hours later."""
+
+    def act(scene: Scene) -> None:
+        scene.stage.plan(moment, scene.stage.die)
+        assert scene.play.deliver() is None
+        scene.stage.ahead += hours * HOUR
+
+    return (act,)
+
+
+def of_step(step: str, *before: str) -> list[tuple[Act, ...]]:
+    call = f"{step} call"
+    return [
+        tuple(map(dies, before)),
+        (dies(f"before {call}"),),
+        (dies(f"after {call}"),),
+        (dies(f"before end {step}"),),
+        (dies(f"after end {step}", call),),
+        (stalls(f"before {call}"), stalls(f"after {call}")),
+        (raises(f"after {call}"),),
+    ]
+
+
+def of_transaction(*stalls_at: str) -> list[tuple[Act, ...]]:
+    within = ("after transaction", "after message in the transaction")
+    return [
+        tuple(map(dies, (*within, "before record in the transaction", "after record in the transaction"))),
+        (dies("before commit"),),
+        (dies("after commit"),),
+        (nothing,),
+        tuple(map(stalls, stalls_at)),
+        (gets_no_answer("after commit"), is_undone),
+    ]
+
+
+DIES, COMES, RELAYS = "the worker dies ...", "the next attempt comes ...", "the relay dies ..."
+WINDOW = [comes(hours, moment) for hours in (23, 24) for moment in ("before call", "after call")]
+late = partial(arrives, refused=PermissionError)
+
+TABLES: list[tuple[str, str, Callable[[Setting], Scene], list[tuple[Act, ...]]]] = [
+    (
+        *("payment-api", DIES, paying),
+        [
+            (dies("after claim"),),
+            (dies("before call"),),
+            arrives("call", "after call", "after end charge", "after COMPLETED"),
+            (dies("after call"), *arrives("call", "before call")),
+            (dies("before end charge"),),
+            (dies("after end charge", "call"), dies("before COMPLETED", "call")),
+            (dies("after COMPLETED", "call"), nothing),
+            (stalls("before call"), stalls("after call"), stalls("before COMPLETED")),
+        ],
+    ),
+    ("payment-api", COMES, partial(paying, column=RERUN), WINDOW),
+    ("payment-api", COMES, partial(paying, column=REFUSE), WINDOW),
+    (
+        *("dynamodb-commit", DIES, reserving),
+        [
+            (dies("after claim"), dies("before commit")),
+            (dies("after commit", "commit"), *arrives("commit", "before claim")),
+            arrives("commit", "after claim", "before commit", "after commit"),
+            (nothing,),
+            (
+                gets_no_answer("before commit"),
+                gets_no_answer("after commit"),
+                gets_no_answer("after commit", "after commit", "before commit"),
+            ),
+            (stalls("after claim"), stalls("before commit")),
+        ],
+    ),
+    (
+        *("sql-transaction", DIES, booking_on_postgresql),
+        of_transaction("before transaction", "after message in the transaction", "before record in the transaction"),
+    ),
+    # Nobody can take over within a block of SQLite, as the page says.
+    ("sql-transaction", DIES, booking_on_sqlite, of_transaction("before transaction")),
+    (
+        *("fenced-resource", DIES, publishing),
+        [
+            (dies("after claim"), dies("before fence")),
+            arrives("fence", "after fence", "before act", "after act"),
+            (dies("after fence"), dies("after probe"), dies("before act")),
+            arrives("act", "before fence", "after claim"),
+            late("act", "after fence", "after probe", "after act", "after COMPLETED"),
+            (dies("after act"), dies("before end index")),
+            (dies("after end index", "fence", "probe", "act"),),
+            (stalls("after probe"), stalls("before act")),
+        ],
+    ),
+    (
+        *("follow-up-task", DIES, following),
+        [
+            (dies("after end charge"), dies("before publish")),
+            (dies("after publish"), dies("before end receipt")),
+            (dies("after end receipt", "call", "publish"), dies("after COMPLETED", "call", "publish")),
+            (stalls("after publish"),),
+        ],
+    ),
+    (
+        *("follow-up-task", RELAYS, relaying),
+        [
+            (dies("after take"), dies("before publish")),
+            (dies("after publish"), dies("before forget")),
+            (dies("after forget"),),
+        ],
+    ),
+    (
+        *("at-most-once", DIES, partial(notifying, column="texts", receiver="sms")),
+        of_step("text", "after claim", "before begin text"),
+    ),
+    (
+        *("at-most-once", DIES, partial(notifying, column="posts", receiver="hook")),
+        of_step("webhook", "after end text"),
+    ),
+]
+"""A page, a table on it, its scene, and by row one or more acts that the row speaks of."""
+
+CASES = [
+    pytest.param(scene, row, act, id=f"{page}-{len(rows)}-{number}-{row[first_column]}-{index}")
+    for number, (page, first_column, scene, rows) in enumerate(TABLES)
+    for row, acts in zip(table(DOCS / f"how-to/effect-{page}.md", first_column), rows, strict=True)
+    for index, act in enumerate(acts)
+]
+
+
+def test_every_table_of_every_page_is_acted_out() -> None:
+    """Each of their rows is, as the pairs of :data:`CASES` are strict."""
+    acted = {(page, first_column) for page, first_column, *_ in TABLES}
+    documented = {
+        (page.stem.removeprefix("effect-"), first_column)
+        for page in sorted(DOCS.glob("how-to/effect-*.md"))
+        for first_column in re.findall(r"^\| ([^|]+) \|.*\n\|---", page.read_text(), re.MULTILINE)
+    }
+    assert documented == acted
+
+
+@pytest.mark.parametrize(("scene_of", "row", "act"), CASES)
+def test_effects_are_as_many_as_the_page_says(
+    setting: Setting, scene_of: Callable[[Setting], Scene], row: dict[str, str], act: Act
+) -> None:
+    """After the act, further deliveries and a duplicate, the receiver counts what the row says; all get one outcome."""
+    scene, columns = scene_of(setting), list(row)
+
+    act(scene)
+    scene.goes_on()
+    scene.afterwards()
+
+    told = {column: row[columns[columns.index(column) - 1]] + row[column] for column in scene.counts}
+    unknown = any("`UNKNOWN`" in each for each in told.values())
+    outcomes = {(end.state, str(end.value)) for end in scene.play.ends if end.state != "RETRY"}
+    assert {column: count() for column, count in scene.counts.items()} == {
+        column: int(re.findall(r"\d", row[column])[0]) for column in scene.counts
+    }
+    assert scene.status is (Status.UNKNOWN if unknown else Status.COMPLETED)
+    assert {state for state, _ in outcomes} <= {"FAILURE" if unknown else "SUCCESS"}
+    assert len(outcomes) <= 1, "all that have an outcome have the same"
+    if scene.stalled and not unknown:
+        assert {end.state for end in scene.play.ends} == {"SUCCESS"}, "the stalled one reports its successor's"
+
+
+def test_dead_worker_does_nothing_more(setting: Setting) -> None:
+    """Not even give its claim back, as the handlers of an exception would: the record stays as a kill leaves it."""
+    scene = paying(setting)
+    dies("before call")(scene)
+
+    assert (scene.play.deliver(), scene.status) == (None, Status.IN_PROGRESS)
+
+
+@pytest.mark.parametrize(("hours", "charges", "status"), [(24, 2, Status.COMPLETED), (21, 1, Status.UNKNOWN)])
+def test_window_has_to_have_room_for_a_request_that_hangs(
+    setting: Setting, hours: int, charges: int, status: Status
+) -> None:
+    """One that left within the memory of the API and arrives after it is a second charge."""
+    scene = paying(setting, REFUSE, hours)
+    (act,) = comes(23, "after call")
+    act(scene)
+    if status is Status.COMPLETED:
+        scene.stage.plan("before call", lambda: setattr(scene.stage, "ahead", scene.stage.ahead + 2 * HOUR))
+
+    scene.play.until_all_is_known()
+
+    assert (len(scene.names["gateway"].charges), scene.status) == (charges, status)
+
+
+def by_token(index: Index, step: Any) -> str:
+    return index.add("o-1", step.key, "text", step.fencing_token)
+
+
+def by_probe(index: Index, step: Any) -> str:
+    return index.find("o-1", step.key) or index.add("o-1", step.key, "text", None)
+
+
+@pytest.mark.parametrize(
+    ("call", "act", "entries"),
+    [
+        (by_token, dies("after act"), 2),
+        (by_token, *late("act", "after act"), 1),
+        (by_probe, *arrives("act", "after act"), 2),
+        (by_probe, dies("after act"), 1),
+    ],
+)
+def test_token_or_probe_alone_is_not_enough(
+    setting: Setting, call: Callable[[Any, Any], Any], act: Act, entries: int
+) -> None:
+    """A token shuts out a late write and does not find the first; a probe finds it and does not shut out a late one."""
+    scene = publishing(setting)
+
+    @scene.app.task(bind=True, base=IdempotentTask, shared=False, name="shop.half", idempotent=Policy(key="order_id"))
+    def half(self: Any, order_id: str, text: str) -> Any:
+        return current_attempt().step("index", lambda step: call(scene.names["index"], step))
+
+    scene.play = Play(scene.stage, half, "o-1", "text")
+    act(scene)
+    scene.play.until_all_is_known()
+
+    assert len(scene.names["index"].entries) == entries
+
+
+KINDS = {each.__name__: each for each in (AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed)}
+
+
+def test_overview_promises_what_its_kinds_promise() -> None:
+    """Each row names the kinds of effect that declare it, and no more than they promise; every kind is named."""
+    rows = table(DOCS / "how-to/effects.md", "the effect is ...")
+    declared = [re.findall(r"`(\w+)\(", row["declare it"]) for row in rows]
+
+    assert {name for names in declared for name in names} == set(KINDS)
+    for row, names in zip(rows, declared, strict=True):
+        promises = [re.split("[,:]", promise(KINDS[name]()))[0] for name in names]
+        assert promises == re.findall(r"\w+ \w+ once|exactly once", row["promise"])
