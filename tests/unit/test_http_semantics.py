@@ -106,23 +106,19 @@ ORDER = UUID(int=1)
 
 
 @pytest.mark.parametrize(
-    ("given_answer", "headers", "body"),
+    ("content", "given_headers", "headers", "body"),
     [
-        (
-            answer(201, {"order": ORDER}, {"Location": "/1"}),
-            {"content-type": "application/json", "Location": "/1"},
-            None,
-        ),
-        (answer(200, "é"), {"content-type": "text/plain; charset=utf-8"}, "é".encode()),
-        (answer(200, b"\xff", {"Content-Type": "x/y"}), {"Content-Type": "x/y"}, b"\xff"),
-        (answer(200, b"x"), {"content-type": "application/octet-stream"}, b"x"),
-        (answer(204), {}, b""),
+        ({"order": ORDER}, {"Location": "/1"}, {"content-type": "application/json", "Location": "/1"}, None),
+        ("é", {}, {"content-type": "text/plain; charset=utf-8"}, "é".encode()),
+        (b"\xff", {"Content-Type": "x/y"}, {"Content-Type": "x/y"}, b"\xff"),
+        (b"x", None, {"content-type": "application/octet-stream"}, b"x"),
+        (None, None, {}, b""),
     ],
 )
-def test_answers_for_a_commit_are_built(given_answer: Any, headers: dict[str, str], body: bytes | None) -> None:
+def test_answers_for_a_commit_are_built(content: Any, given_headers: Any, headers: Any, body: bytes | None) -> None:
     """JSON, text, bytes or nothing; a header of the author's counts."""
-    found = answer_of(given_answer)
-    assert dict(found.headers) == headers
+    found = answer_of(answer(201, content, given_headers))
+    assert (found.status, dict(found.headers)) == (201, headers)
     assert found.body == body if body is not None else json.loads(found.body) == {"order": str(ORDER)}
 
 

@@ -284,25 +284,23 @@ def test_nothing_is_taken_while_the_broker_is_away(
 def test_batch_is_given_back_when_the_broker_goes(
     app: Celery, consumer: Consumer, queue: Queue, publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what was published before is deleted; while the broker is away, nothing more is taken."""
-    queue.put_orders(3)
+    """Those before are deleted. A broker that has answered is asked again when a call fails, and then before a look."""
+    queue.put_orders(1)
     subject, pauses = consumer(), list[float]()
-
-    def goes(options: Any) -> None:
-        if calls:
-            monkeypatch.setattr(app, "connection_for_write", away)
-            away()
+    calls = publishing(lambda options: len(calls) == 2 and away())
+    subject.look()
+    queue.put_orders(3)
+    monkeypatch.setattr(app, "connection_for_write", away)
 
     def wait(pause: float) -> bool:
         pauses.append(pause)
         return len(pauses) == 3
 
-    calls = publishing(goes)
     monkeypatch.setattr(subject._stopping, "wait", wait)
     subject.run()
 
-    assert queue.done == (["m-0"], ["m-1", "m-2"])
-    assert len(queue.asked) == 1
+    assert queue.done == (["m-0", "m-0"], ["m-1", "m-2"])
+    assert len(queue.asked) == 2
 
 
 def test_message_that_a_broker_refuses_stays_alone(
