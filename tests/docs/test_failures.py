@@ -109,7 +109,7 @@ class Scene:
 Act = Callable[[Scene], None]
 
 
-def ends(*states: str, faults: tuple[str, ...] = (), effects: int | None = None) -> Act:
+def ends(*states: str, faults: tuple[Any, ...] = (), effects: int | None = None) -> Act:
     """So do the first deliveries, while the store has these faults."""
 
     def act(scene: Scene) -> None:
@@ -144,7 +144,7 @@ def stop(scene: Scene) -> None:
     raise SystemExit
 
 
-def raising(error: BaseException) -> Callable[[], None]:
+def raising(error: BaseException) -> Callable[..., None]:
     def act(*_: object) -> None:
         raise error
 

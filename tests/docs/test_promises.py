@@ -167,7 +167,8 @@ class Setting:
         store = SQLStore(url, table=f"t_{uuid4().hex}")
         store.provision()
         engine = create_engine(store._url)
-        self.request.addfinalizer(lambda: (engine.dispose(), store.close()))
+        self.request.addfinalizer(store.close)
+        self.request.addfinalizer(engine.dispose)
         return store, engine
 
 
@@ -302,7 +303,7 @@ def relaying(setting: Setting) -> Scene:
 
 
 def notifying(setting: Setting, column: str, receiver: str) -> Scene:
-    lines = {"sms": partial(Line, point="text call"), "hook": partial(Line, point="webhook call")}
+    lines: Any = {"sms": partial(Line, point="text call"), "hook": partial(Line, point="webhook call")}
     scene = setting("at-most-once", "notify", "o-1", **lines)
     scene.counts = {column: lambda: len(scene.names[receiver].sent)}
     return scene
@@ -405,7 +406,7 @@ def raises(moment: str) -> Act:
     return act
 
 
-def comes(hours: int, moment: str) -> tuple[Act]:
+def comes(hours: int, moment: str) -> tuple[Act, ...]:
     """The worker dies at ``moment``, and the next attempt comes that many hours later."""
 
     def act(scene: Scene) -> None:
