@@ -1,28 +1,42 @@
-"""What a person may say about an operation that cannot go on by itself, and what the library refuses to be told."""
+"""What a person may say, in Python, about an operation that cannot go on by itself, and what nobody may say of it."""
 # mypy: allow-untyped-decorators
 
-from collections.abc import Callable
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+import getpass
+import socket
+from functools import partial
+from typing import Any, NoReturn
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner, Result
 
-from celery_idempotent import IdempotentTask, OutcomeUnknown, Policy, PolicyError, Status, StoreMisconfigured
-from celery_idempotent.integration.cli import idempotency
-from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.verdicts import Action
+from celery_idempotent import (
+    AtMostOnce,
+    IdempotentTask,
+    Keyed,
+    OutcomeUnknown,
+    Policy,
+    PolicyError,
+    Record,
+    Status,
+    StoreMisconfigured,
+    current_attempt,
+    forget,
+    release,
+    resolve,
+    signals,
+)
+from celery_idempotent.integration.operating.verdicts import judge_each, this_user
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.verdicts import Action, kept_until
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
-from celery_idempotent.testing.contract import a_record
+from tests.support.commands import keep
 from tests.support.deliveries import an_app, deliver
 from tests.support.judging import judge
 
-LEASE, GRACE = 60_000, 1_000
-CH_1 = Encoded('"ch_1"', "application/json")
+GRACE = 5_000
+WHY: dict[str, Any] = {"by": "ann", "reason": "ticket 7"}
+YEAR = 365 * 86_400_000
 
 
 @pytest.fixture
@@ -35,165 +49,236 @@ def store(clock: FakeClock) -> MemoryStore:
     return MemoryStore(clock.now)
 
 
-def _stored(store: MemoryStore, **changes: Any) -> Record:
-    record = replace(a_record(), lease_until=store.now() + LEASE, **changes)
-    store.swap(record, None)
-    return record
-
-
-def test_release_gives_back_what_ended_without_a_word(store: MemoryStore, clock: FakeClock) -> None:
-    """When lease and grace are over, the record becomes RELEASED under a new revision, its steps kept."""
-    record = _stored(store, steps={"charge": {"result": "ch_1"}})
-    clock.advance(LEASE + GRACE)
-
-    released = judge(store, record.key, Action.RELEASE, grace=GRACE)
-
-    assert store.get(record.key) == released
-    assert (released.status, released.steps) == (Status.RELEASED, record.steps)
-    assert released.revision != record.revision
-
-
-def test_release_waits_for_lease_and_grace(store: MemoryStore, clock: FakeClock) -> None:
-    """A millisecond before their end the body may be alive; the answer says for how long and on which worker."""
-    record = _stored(store)
-    clock.advance(LEASE + GRACE - 1)
-
-    with pytest.raises(PolicyError, match=r"may be alive on celery@example: .* for another 1 ms"):
-        judge(store, record.key, Action.RELEASE, grace=GRACE)
-
-    assert store.get(record.key) == record
-
-
-@pytest.mark.parametrize(
-    ("status", "reason"),
-    [
-        (Status.UNKNOWN, "check the receiver, then resolve it"),
-        (Status.COMPLETED, "it is COMPLETED"),
-        (Status.FAILED, "it is FAILED"),
-        (Status.RELEASED, "it is RELEASED"),
-    ],
-)
-def test_release_is_for_what_is_in_progress(store: MemoryStore, clock: FakeClock, status: Status, reason: str) -> None:
-    """An outcome is never given back, and an unknown one wants a verdict."""
-    record = _stored(store, status=status)
-    clock.advance(LEASE + GRACE)
-
-    with pytest.raises(PolicyError, match=reason):
-        judge(store, record.key, Action.RELEASE, grace=GRACE)
-
-    assert store.get(record.key) == record
-
-
-def test_release_of_nothing_is_refused(store: MemoryStore) -> None:
-    """A mistyped key is told as such."""
-    with pytest.raises(PolicyError, match="nothing is recorded"):
-        judge(store, "no such key", Action.RELEASE, grace=GRACE)
-
-
-def test_verdicts_hold_for_the_record_that_was_looked_at(store: MemoryStore, clock: FakeClock) -> None:
-    """A verdict given on one revision is refused when another is stored, even one of the same status."""
-    unknown = _stored(store, status=Status.UNKNOWN)
-    running = _stored(store)
-    clock.advance(LEASE + GRACE)
-
-    verdicts_on_another: list[Callable[[], Record]] = [
-        lambda: judge(store, unknown.key, Action.RERUN, seen_revision="earlier"),
-        lambda: judge(store, unknown.key, Action.COMPLETED, result=CH_1, retain=1, seen_revision="earlier"),
-        lambda: judge(store, running.key, Action.RELEASE, grace=GRACE, seen_revision="earlier"),
-    ]
-    for give in verdicts_on_another:
-        with pytest.raises(PolicyError, match="somebody else changed the record meanwhile"):
-            give()
-
-    assert {each.revision for each in store.scan()} == {unknown.revision, running.revision}
-    assert judge(store, unknown.key, Action.RERUN, seen_revision=unknown.revision).status is Status.RELEASED
-    assert judge(store, running.key, Action.RELEASE, grace=GRACE, seen_revision=running.revision)
-
-
-def test_release_loses_against_a_write_meanwhile(clock: FakeClock) -> None:
-    """A takeover between the look and the release stands."""
-
-    class TakenOver(MemoryStore):
-        def get(self, key: str) -> Record | None:
-            seen = super().get(key)
-            assert seen is not None
-            self.swap(replace(seen, revision="of the takeover"), seen.revision)
-            return seen
-
-    store = TakenOver(clock.now)
-    record = _stored(store)
-    clock.advance(LEASE + GRACE)
-
-    with pytest.raises(PolicyError, match="meanwhile"):
-        judge(store, record.key, Action.RELEASE, grace=GRACE)
-
-    assert [each.revision for each in store.scan()] == ["of the takeover"]
-
-
-# The command
-
-
 @pytest.fixture
 def app(store: MemoryStore) -> Celery:
-    app = an_app()
-    app.conf.update(idempotency_store=store, idempotency_grace=3)
-    runs: list[None] = []
+    app = an_app(idempotency_store=store, idempotency_grace=5)
 
-    @app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy(on_takeover="refuse", lease=5))
+    @app.task(base=IdempotentTask, shared=False, name="shop.charge", idempotent=Policy(on_takeover="refuse"))
     def charge() -> str:
-        runs.append(None)
-        return f"run {len(runs)}"
+        return "charged"
 
     app.finalize()
     return app
 
 
-def _release(app: Celery, key: str, answer: str) -> Result:
-    return CliRunner().invoke(idempotency, ["release", key], input=answer, obj=SimpleNamespace(app=app))
+def _kept(app: Celery, status: Status = Status.IN_PROGRESS, left: int = 0, **values: Any) -> Record:
+    """A record whose lease and grace are over in ``left`` milliseconds."""
+    now = app.conf.idempotency_store.now()
+    times = {"fencing_token": now, "lease_until": now - GRACE + left}
+    return keep(app, status=status, **{"task": "shop.charge", **times, **values})
 
 
-def _leave_behind(app: Celery, store: MemoryStore) -> str:
-    """What a worker leaves that dies before its first write after the claim."""
-    charge = app.tasks["charge"]
-    deliver(charge)
-    (done,) = store.scan()
-    running = replace(
-        done, status=Status.IN_PROGRESS, revision="r", lease_until=store.now() + 5_000, expires_at=None, result=None
-    )
-    store.swap(running, done.revision)
-    return running.key
+# -- what a record can take
 
 
-def test_command_releases_by_the_grace_of_the_app(app: Celery, store: MemoryStore, clock: FakeClock) -> None:
-    """Refused before its end, granted at it, and the next delivery runs."""
-    key = _leave_behind(app, store)
-    clock.advance(8_000 - 1)
-
-    refused = _release(app, key, "y\n")
-    assert (refused.exit_code, "for another 1 ms" in refused.output) == (1, True)
-    clock.advance(1)
-    assert f"{key} is RELEASED" in _release(app, key, "y\n").output
-
-    assert deliver(app.tasks["charge"]).value == "run 2"
-
-
-def test_command_asks_before_it_releases(app: Celery, store: MemoryStore, clock: FakeClock) -> None:
-    """Whoever did not check the receiver releases nothing; the next delivery then makes it UNKNOWN."""
-    key = _leave_behind(app, store)
-    clock.advance(8_000)
-
-    answered = _release(app, key, "n\n")
-
-    assert (answered.exit_code, "Did you check the receiver" in answered.output) == (1, True)
-    assert isinstance(deliver(app.tasks["charge"]).value, OutcomeUnknown)
-
-
-def test_verdict_over_a_damaged_step_is_refused() -> None:
-    """Whether it had ended nobody can tell, so it is neither forgotten nor kept; the record stays as it is."""
-    store = MemoryStore()
-    record = replace(a_record(), status=Status.UNKNOWN, steps={"charge": {"text": 7}})
-    store.swap(record, None)
-
-    with pytest.raises(StoreMisconfigured, match="is damaged: ValueError: not a state of a step"):
-        judge(store, record.key, Action.RERUN)
+@pytest.mark.parametrize(
+    ("action", "status", "left", "reason"),
+    [
+        (Action.RELEASE, Status.IN_PROGRESS, 1, "may be alive on celery@example: .* for another 1 ms"),
+        (Action.RELEASE, Status.UNKNOWN, 0, "then resolve it"),
+        *((Action.RELEASE, each, 0, f"it is {each}") for each in ("COMPLETED", "FAILED", "RELEASED")),
+        *((Action.RERUN, each, 0, f"it is {each}") for each in ("COMPLETED", "FAILED", "RELEASED", "IN_PROGRESS")),
+        (Action.COMPLETED, Status.RELEASED, 0, "it is RELEASED"),
+    ],
+)
+def test_verdict_that_does_not_fit_is_refused(
+    app: Celery, store: MemoryStore, action: Action, status: str, left: int, reason: str
+) -> None:
+    """A body may be alive, an outcome is never given back, and only what is UNKNOWN is resolved."""
+    record = _kept(app, Status(status), left)
+    with pytest.raises(PolicyError, match=reason):
+        judge(store, record.key, action, grace=GRACE)
     assert store.get(record.key) == record
+
+
+def test_release_is_by_the_grace_of_the_app_and_the_next_delivery_runs(
+    app: Celery, store: MemoryStore, clock: FakeClock
+) -> None:
+    """Refused a millisecond before, granted then; also under "refuse", where the next delivery would not run."""
+    charge = app.tasks["shop.charge"]
+    record = _kept(app, left=1, key=charge.idempotency_key_for(), fingerprint=None, steps={"paid": {"lost": "x"}})
+    with pytest.raises(PolicyError, match="for another 1 ms"):
+        release(record.key, app=app)
+    clock.advance(1)
+
+    released = release(record.key, app=app)
+
+    assert store.get(record.key) == released
+    assert (released.status, released.steps, released.revision == record.revision) == ("RELEASED", record.steps, False)
+    assert deliver(charge).value == "charged"
+
+
+def test_verdict_holds_for_the_record_that_was_looked_at(app: Celery, store: MemoryStore) -> None:
+    """Another revision is another record, even of the same status."""
+    unknown, abandoned, done = (_kept(app, each) for each in (Status.UNKNOWN, Status.IN_PROGRESS, Status.COMPLETED))
+    for judged in (
+        partial(resolve, unknown.key, rerun=True),
+        partial(resolve, unknown.key, completed=1),
+        partial(release, abandoned.key),
+        partial(forget, done.key),
+    ):
+        with pytest.raises(PolicyError, match="changed the record meanwhile"):
+            judged(app=app, seen_revision="earlier")
+    assert list(store.scan()) == [unknown, abandoned, done]
+    assert resolve(unknown.key, rerun=True, app=app, seen_revision=unknown.revision).status is Status.RELEASED
+    with pytest.raises(PolicyError, match="nothing is recorded"):
+        release("no such key", app=app)
+
+
+def test_release_loses_against_a_write_meanwhile(
+    app: Celery, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A takeover between the look and the release stands."""
+    record, get = _kept(app), store.get
+
+    def taken_over(key: str) -> Record | None:
+        seen = get(key)
+        store.swap(record.but(revision="of the takeover"), record.revision)
+        return seen
+
+    monkeypatch.setattr(store, "get", taken_over)
+    with pytest.raises(PolicyError, match="meanwhile"):
+        release(record.key, app=app)
+    assert [each.revision for each in store.scan()] == ["of the takeover"]
+
+
+def test_verdict_over_a_damaged_step_is_refused(app: Celery, store: MemoryStore) -> None:
+    """Whether it had ended nobody can tell, so it is neither forgotten nor kept; the record stays as it is."""
+    record = _kept(app, Status.UNKNOWN, steps={"charge": {"text": 7}})
+    with pytest.raises(StoreMisconfigured, match="damaged"):
+        resolve(record.key, rerun=True, app=app)
+    assert store.get(record.key) == record
+
+
+@pytest.mark.parametrize("verdict", [{}, {"completed": 1, "rerun": True}])
+def test_verdict_must_be_one(app: Celery, verdict: dict[str, Any]) -> None:
+    """Neither none nor two."""
+    with pytest.raises(PolicyError, match="either completed=<its result> or rerun=True"):
+        resolve(_kept(app, Status.UNKNOWN).key, app=app, **verdict)
+
+
+# -- what a verdict does to steps
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def in_doubt(app: Celery, texts: list[str]) -> Any:
+    """A task with a finished step, and one that began and did not end."""
+    effects = Policy(effects={"charge": Keyed(), "sms": AtMostOnce()})
+
+    @app.task(base=IdempotentTask, name="notify", shared=False, idempotent=effects)
+    def notify(order: str) -> list[str]:
+        def send(step: Any) -> str:
+            texts.append(order)
+            if len(texts) == 1:
+                raise TimeoutError
+            return "sent"
+
+        return [current_attempt().step("charge", lambda step: "paid"), current_attempt().step("sms", send)]
+
+    for error in (TimeoutError, OutcomeUnknown):
+        with pytest.raises(error):
+            notify.apply(("o-1",), throw=True)
+    return notify
+
+
+def test_verdict_that_it_did_not_happen_runs_what_is_left(app: Celery, texts: list[str], in_doubt: Any) -> None:
+    """Finished steps stay finished, the one in doubt is called; in a shell of the project there is a current app."""
+    app.set_current()
+    record = resolve(in_doubt.idempotency_key_for("o-1"), rerun=True)
+    assert (record.status, set(record.steps)) == (Status.RELEASED, {"charge"})
+    assert (in_doubt.apply(("o-1",)).get(), len(texts)) == (["paid", "sent"], 2)
+
+
+def test_verdict_that_it_happened_is_the_outcome(app: Celery, texts: list[str], in_doubt: Any) -> None:
+    """Every later delivery is answered with it, and nothing is called."""
+    assert resolve(in_doubt.idempotency_key_for("o-1"), completed=None, app=app).status is Status.COMPLETED
+    assert (in_doubt.apply(("o-1",)).get(), len(texts)) == (None, 1)
+
+
+def test_release_leaves_a_begun_step_in_doubt(app: Celery, store: MemoryStore, texts: list[str], in_doubt: Any) -> None:
+    """To give a claim back says nothing about a step: the next delivery asks for a verdict."""
+    (unknown,) = store.scan()
+    store.swap(unknown.but(status=Status.IN_PROGRESS, revision="left behind", lease_until=0), unknown.revision)
+
+    assert "sms" in release(unknown.key, app=app).steps
+    with pytest.raises(OutcomeUnknown):
+        in_doubt.apply(("o-1",), throw=True)
+    assert len(texts) == 1
+
+
+# -- whom it is told
+
+
+def test_each_verdict_is_told_with_a_name_and_a_reason(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    """By a signal whose sender is the task, if this app has it, and by a line in the log."""
+    heard: list[tuple[Any, ...]] = []
+
+    def hear(sender: Any, **about: Any) -> None:
+        heard.append((sender, *(about[name] for name in ("action", "by", "reason", "task"))))
+
+    signals.verdict_given.connect(hear)
+    try:
+        resolve(_kept(app, Status.UNKNOWN).key, completed=None, app=app, **WHY)
+        resolve(_kept(app, Status.UNKNOWN).key, rerun=True, app=app, **WHY)
+        release(_kept(app).key, app=app, **WHY)
+        forget(_kept(app, Status.COMPLETED, task="mail.send").key, app=app, **WHY)
+    finally:
+        signals.verdict_given.disconnect(hear)
+
+    charge = (app.tasks["shop.charge"], "shop.charge")
+    told = (("completed", *charge), ("rerun", *charge), ("release", *charge), ("forget", None, "mail.send"))
+    assert heard == [(sender, action, "ann", "ticket 7", task) for action, sender, task in told]
+    assert caplog.text.count("idempotency.verdict_given task=") == caplog.text.count("ticket 7") == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "kept"),
+    [({}, YEAR), ({"idempotency_keep_verdicts": 7}, 7_000), ({"idempotency_keep_verdicts": 0}, 0)],
+)
+def test_proof_of_a_verdict_stays_by_the_setting(app: Celery, setting: dict[str, int], kept: int) -> None:
+    """A year, or what the setting says; what is forgotten on purpose is not kept for the sake of that."""
+    app.conf.update(setting)
+    key = _kept(app, Status.UNKNOWN).key
+    for judged in (resolve(key, completed=None, app=app), release(_kept(app).key, app=app)):
+        assert kept_until(judged) == (judged.verdict["at"] + kept if kept else 0)
+    assert "kept_until" not in forget(key, app=app).verdict
+
+
+@pytest.mark.parametrize(("task", "days"), [("charge", 30), ("removed", 7)])
+def test_verdict_counts_as_long_as_the_task_says(app: Celery, task: str, days: int) -> None:
+    """For the task's own ``retain``, or the app's where the task is gone."""
+
+    @app.task(base=IdempotentTask, shared=False, name="charge", idempotent=Policy(retain=30 * 86_400))
+    def charge() -> None: ...
+
+    app.conf.idempotency_keep_verdicts = 0
+    judged = resolve(_kept(app, Status.UNKNOWN, task=task).key, completed=None, app=app)
+    assert (judged.result, judged.expires_at) == ("null", judged.updated_at // 1000 + days * 86_400)
+
+
+def test_who_judges_is_the_user_of_the_process_unless_said(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its machine; of a user id without a name, the machine alone."""
+    record = _kept(app, Status.UNKNOWN)
+    assert resolve(record.key, rerun=True, app=app).verdict["by"] == f"{getpass.getuser()}@{socket.gethostname()}"
+
+    def nameless() -> NoReturn:
+        raise KeyError("getpwuid(): uid not found: 10001")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    assert this_user() == socket.gethostname()
+
+
+def test_one_refusal_does_not_end_the_verdicts_on_many(app: Celery) -> None:
+    """What changed meanwhile is told, and left as it is."""
+    records = [_kept(app, Status.UNKNOWN) for _ in range(3)]
+    runtime_of(app).store.swap(records[1].but(revision="changed"), records[1].revision)
+
+    judged = list(judge_each(Action.RERUN, records, app=app))
+
+    assert [each.record.status for each in judged] == [Status.RELEASED, Status.UNKNOWN, Status.RELEASED]
+    assert ["meanwhile" in each.refusal for each in judged] == [False, True, False]
