@@ -1,0 +1,300 @@
+"""What workers do now and then: relays and purges; and what becomes of operations that never came to an end."""
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+from kombu.exceptions import OperationalError
+
+from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.engine.transaction import sent
+from celery_idempotent.engine.verdicts import IN_DOUBT, Fate, fate_of, sweep_abandoned, sweep_released
+from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.integration.broker.holding import Keeper
+from celery_idempotent.integration.broker.recovery import ColdShutdown, Recovery
+from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.messages.outbox import Relay
+from celery_idempotent.integration.operating import worker
+from celery_idempotent.integration.operating.worker import Purge
+from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.testing import StoreWrapper
+from celery_idempotent.testing.contract import a_record
+from tests.support.deliveries import an_app
+from tests.support.waiting import wait_until
+
+DAY = 86_400_000
+RERUN, REFUSE = Policy(), Policy(on_takeover="refuse")
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def app(store: MemoryStore) -> Celery:
+    """With a task of each kind."""
+    app = an_app(idempotency_store=store)
+    app.main = "shop"
+    for name, policy in (("rerun", RERUN), ("refuse", REFUSE)):
+        app.task(base=IdempotentTask, shared=False, name=name, idempotent=policy)(_nothing)
+    return app
+
+
+def _nothing() -> None: ...
+
+
+def _kept(store: Store, **values: Any) -> Record:
+    record = a_record().but(**values)
+    assert store.swap(record, None) == record
+    return record
+
+
+def _abandoned(store: Store, **values: Any) -> Record:
+    return _kept(store, lease_until=store.now() - 2 * DAY, **values)
+
+
+# -- the steps of a worker
+
+
+def _step(app: Celery, kind: Any = Purge) -> Any:
+    return kind(SimpleNamespace(app=app, steps=[]))
+
+
+def _looking(monkeypatch: pytest.MonkeyPatch, kind: Any, look: Any) -> None:
+    monkeypatch.setattr(kind, "look", lambda step, app: look())
+
+
+def test_every_worker_of_an_idempotent_app_has_the_steps(app: Celery) -> None:
+    """Binding a task is enough."""
+    app.finalize()
+    assert {Purge, Relay, ColdShutdown} <= app.steps["worker"]
+    assert {Keeper, Recovery} <= app.steps["consumer"]
+
+
+SQLITE = "sqlite:///nowhere/never-opened.sqlite"
+BY_ITSELF = StoreWrapper(MemoryStore())
+ON = {"idempotency_purge": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "store", "given", "is_included"),
+    [
+        (Purge, MemoryStore(), {}, False),
+        (Purge, MemoryStore(), ON, True),
+        (Purge, BY_ITSELF, ON, False),
+        (Purge, BY_ITSELF, {**ON, "idempotency_purge_released": 1}, True),
+        (Purge, BY_ITSELF, {**ON, "idempotency_purge_abandoned": 1}, True),
+        (Purge, BY_ITSELF, {"idempotency_purge_abandoned": 1}, False),
+        (Relay, SQLITE, {}, True),
+        (Relay, SQLITE, {"idempotency_relay": 0}, False),
+        (Relay, MemoryStore(), {}, False),
+    ],
+)
+def test_worker_works_only_where_there_is_something_to_do(kind: Any, store: Any, given: Any, is_included: bool) -> None:
+    """Nothing is purged by default; outcomes where the store keeps them, the rest everywhere."""
+    app = an_app(idempotency_store=SQLStore(store) if isinstance(store, str) else store, **given)
+    assert _step(app, kind).include_if(SimpleNamespace(app=app)) is is_included
+
+
+@pytest.mark.parametrize("kind", [Purge, Relay])
+def test_worker_looks_until_it_is_stopped_whatever_happens(
+    app: Celery, kind: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a thread. The next look may fare better; the messages and the records wait."""
+    errors: list[Exception] = [LookupError(), OperationalError("away"), StoreUnavailable("s", "take", "away")]
+    looks: list[Exception] = []
+
+    def failing() -> bool:
+        looks.append(errors[len(looks) % 3])
+        raise looks[-1]
+
+    _looking(monkeypatch, kind, failing)
+    app.conf.update(idempotency_purge=timedelta(milliseconds=1), idempotency_relay=0.001)
+    step, parent = _step(app, kind), SimpleNamespace(app=app)
+    step.start(parent)
+    wait_until(lambda: len(looks) > 3, "a fourth look")
+    step.terminate(parent)
+    assert not step._thread.is_alive()
+    assert f"idempotency.{kind.work}_failed" in caplog.text
+
+
+def test_step_that_never_started_can_be_stopped(app: Celery) -> None:
+    """A worker that fails to start stops all its steps."""
+    step = _step(app)
+    step.stop(SimpleNamespace(app=app))
+    assert step._thread is None
+
+
+def test_worker_tells_an_outage_once_and_its_end(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not at every look of every worker."""
+    caplog.set_level("INFO")
+    errors: list[Exception | None] = [*[StoreUnavailable("s", "take", "away")] * 3, None, None]
+
+    def away() -> bool:
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+        return False
+
+    _looking(monkeypatch, Relay, away)
+    step = _step(app, Relay)
+    step._stopping = SimpleNamespace(wait=lambda seconds: not errors)
+    step._run(app, 1.0)
+    told = [each.partition(" ")[0].removeprefix("event=idempotency.") for each in caplog.messages]
+    assert told == ["relay_failed", "relay_resumed"]
+
+
+def test_relay_asks_rarely_while_nothing_is_sent_and_at_once_when_something_was(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause doubles up to 15 seconds, in case somebody else sends; a body of this worker ends it."""
+    asked_at, now = [], 0.0
+    _looking(monkeypatch, Relay, lambda: asked_at.append(now))
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    step = _step(app, Relay)
+
+    def wait(seconds: float) -> bool:
+        nonlocal now
+        now += seconds
+        if now == 200 and asked_at[-1] != 200:
+            sent[0] = 1
+        return now > 210
+
+    sent[0] = 0
+    step._stopping = SimpleNamespace(wait=wait)
+    step._run(app, 1.0)
+    assert asked_at == [0, 1, 3, 7, *range(15, 201, 15), 201, 202, 204, 208]
+
+
+def test_workers_that_start_together_do_not_purge_together(app: Celery) -> None:
+    """Each waits for a part of the interval first."""
+    pauses = {_step(app).first_pause(60.0) for _ in range(20)}
+    assert len(pauses) > 10
+    assert all(0 <= each <= 60 for each in pauses)
+
+
+@pytest.mark.parametrize("name", ["relay", "purge", "purge_released", "purge_abandoned"])
+@pytest.mark.parametrize("value", ["1 d", -1, None])
+def test_setting_that_is_no_duration_is_refused(app: Celery, name: str, value: Any) -> None:
+    """When the worker starts, and naming the setting."""
+    app.conf[f"idempotency_{name}"] = value
+    with pytest.raises(PolicyError, match=f"idempotency_{name}="):
+        getattr(runtime_of(app), f"{name}_every" if name in ("relay", "purge") else name)
+
+
+def test_look_purges_what_the_settings_ask_for_in_batches(
+    app: Celery, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says what it did; after a look that had enough there is another, and between them the worker can fork."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(worker, "_BATCH", 2)
+    app.conf.update(idempotency_purge_released=DAY // 1000, idempotency_purge_abandoned=3600)
+    for _ in range(3):
+        _kept(store, status=Status.COMPLETED, expires_at=1)
+    _kept(store, status=Status.RELEASED, updated_at=1)
+    _abandoned(store, task="rerun")
+    doubtful, living = _abandoned(store, task="refuse"), _kept(store, task="rerun")
+    step = _step(app)
+    assert [step.look(app), step.look(app), step.look(app)] == [True, False, False]
+    assert {each.key: each.status for each in store.scan()} == {doubtful.key: Status.UNKNOWN, living.key: living.status}
+    assert f"idempotency.purge_in_doubt key={doubtful.key}" in caplog.text
+    assert "outcomes=2 released=1 abandoned=1 in_doubt=1" in caplog.text
+
+
+def test_store_that_forgets_by_itself_is_left_to_itself(app: Celery, store: MemoryStore) -> None:
+    """Only what never expires is deleted there."""
+    app.conf.update(idempotency_store=StoreWrapper(store), idempotency_purge_released=1)
+    outcome = _kept(store, status=Status.COMPLETED, expires_at=1)
+    _kept(store, status=Status.RELEASED, updated_at=1)
+    assert _step(app).look(app) is False
+    assert list(store.scan()) == [outcome]
+
+
+# -- what becomes of an operation that never ended
+
+
+@pytest.mark.parametrize(
+    ("values", "policy", "fate"),
+    [
+        ({}, RERUN, Fate.DELETED),
+        ({"steps": {"charge": {"text": "1", "content_type": "t"}}}, RERUN, Fate.DELETED),
+        ({"steps": {"charge": {"begun_at": 1, "attempt": 1}}}, RERUN, Fate.IN_DOUBT),
+        ({"steps": {"charge": 1}}, RERUN, Fate.KEPT),
+        ({}, REFUSE, Fate.IN_DOUBT),
+        ({}, None, Fate.KEPT),
+        ({"status": Status.UNKNOWN}, RERUN, Fate.KEPT),
+        ({"status": Status.RELEASED}, RERUN, Fate.KEPT),
+        ({"lease_until": 1}, RERUN, Fate.KEPT),
+    ],
+)
+def test_fate_of_an_operation_that_never_ended(values: Any, policy: Policy | None, fate: Fate) -> None:
+    """It is forgotten where that repeats nothing that was promised not to be repeated; in doubt a person decides."""
+    assert fate_of(a_record().but(**{"lease_until": 0, **values}), policy, now=DAY, age=DAY) is fate
+
+
+def test_operation_in_doubt_can_be_judged(store: MemoryStore) -> None:
+    """It is UNKNOWN, and says why."""
+    record = _abandoned(store)
+    assert list(sweep_abandoned(store, lambda record: REFUSE, age=DAY)) == [(record, Fate.IN_DOUBT)]
+    stored = store.get(record.key)
+    assert stored is not None
+    assert (stored.status, stored.error, stored.steps) == (Status.UNKNOWN, IN_DOUBT, record.steps)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("policy", [RERUN, REFUSE])
+def test_record_that_changes_between_the_look_and_the_write_is_left(
+    store: MemoryStore, policy: Policy, is_deleted: bool
+) -> None:
+    """A delivery that comes meanwhile keeps its claim; of two purges at once, each counts what it has deleted."""
+
+    class Raced(StoreWrapper):
+        def scan(self, **wanted: Any) -> Iterator[Record]:
+            for record in list(self.store.scan(**wanted)):
+                if is_deleted:
+                    self.store.delete(record.key, record.revision)
+                else:
+                    self.store.swap(record.but(revision="new"), record.revision)
+                yield record
+
+    released, held = _kept(store, status=Status.RELEASED, updated_at=1), _abandoned(store)
+    assert list(sweep_released(Raced(store), age=1)) == []
+    assert list(sweep_abandoned(Raced(store), lambda record: policy, age=DAY)) == []
+    left = {each.key: each for each in store.scan()}
+    assert left == ({} if is_deleted else {each.key: each.but(revision="new") for each in (released, held)})
+
+
+# -- the command
+
+
+def test_command_ends_what_was_abandoned(app: Celery, store: MemoryStore) -> None:
+    """By the policy of each task, and no more than it may; what it does not know, or another app has made, stays."""
+
+    def run(*arguments: str) -> str:
+        given = ["purge", "--abandoned-before", "1", *arguments]
+        result = CliRunner().invoke(idempotency, given, obj=SimpleNamespace(app=app))
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    for _ in range(4):
+        _abandoned(store, task="rerun")
+    assert "2 abandoned records deleted" in run("--max", "2")
+    doubtful = _abandoned(store, task="refuse")
+    kept = [_abandoned(store, task="elsewhere"), _kept(store, task="rerun"), _abandoned(store, task="rerun", app="x")]
+    assert "2 abandoned records deleted, 1 in doubt now (UNKNOWN)" in run()
+    assert {each.key for each in store.scan()} == {each.key for each in (doubtful, *kept)}
+    assert [each.key for each in store.scan(status=Status.UNKNOWN)] == [doubtful.key]
+    _abandoned(store, task="rerun")
+    assert json.loads(run("--json"))["abandoned"] == {"deleted": 1, "in_doubt": 0}
