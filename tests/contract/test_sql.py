@@ -4,25 +4,21 @@ import gc
 import socket
 import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import event
 
 from celery_idempotent.errors import StoreMisconfigured
-from celery_idempotent.protocol.store import PurgeableStore, Store, VerifiableStore
+from celery_idempotent.protocol.store import Outbox, PurgeableStore, Store, TransactionalStore, VerifiableStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
-from celery_idempotent.testing.contract import a_completion, a_record
-from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from celery_idempotent.testing.contract import a_claim, a_completion, a_record
 from tests.support.sql_databases import Database
 
 
-class _Contract(StoreContract, PurgeableContract, VerifiableContract):
-    @pytest.fixture
-    def database(self) -> Database:
-        raise NotImplementedError
+class TestSQL(StoreContract, PurgeableContract, VerifiableContract):
+    """Through psycopg, PyMySQL and Python's module of SQLite."""
 
     @pytest.fixture
     def store(self, database: Database) -> Iterator[SQLStore]:
@@ -36,63 +32,32 @@ class _Contract(StoreContract, PurgeableContract, VerifiableContract):
 
     def test_says_what_it_can_do(self, store: SQLStore) -> None:
         """The commands and a worker at its start ask the store itself."""
-        assert isinstance(store, VerifiableStore)
-        assert isinstance(store, PurgeableStore)
+        assert all(isinstance(store, each) for each in (VerifiableStore, PurgeableStore, TransactionalStore, Outbox))
 
     def reopen(self, store: Store) -> Store:
         assert isinstance(store, SQLStore)
         return SQLStore(store._given or store._url, table=store.table.name)
 
 
-class TestPostgreSQL(_Contract):
-    """Through psycopg."""
-
-    @pytest.fixture
-    def database(self, postgres: EmbeddedPostgres) -> Database:
-        return Database(postgres.url, postgres)
-
-
-class TestMariaDB(_Contract):
-    """Through PyMySQL."""
-
-    @pytest.fixture
-    def database(self, mariadb: EmbeddedMariaDB) -> Database:
-        return Database(mariadb.url, mariadb)
-
-
-class TestSQLite(_Contract):
-    """In a file."""
-
-    @pytest.fixture
-    def database(self, tmp_path: Path) -> Database:
-        return Database(f"sqlite:///{tmp_path}/records.sqlite")
-
-
-class TestOwnEngine(_Contract):
+class TestOwnEngine(TestSQL):
     """Through an engine as a user has one, which begins and ends transactions unless it is told not to."""
 
     @pytest.fixture
-    def engine(self, postgres: EmbeddedPostgres) -> Iterator[Engine]:
-        engine = create_engine(postgres.url, pool_size=20)
-        yield engine
-        engine.dispose()
+    def database(self, postgresql: Database) -> Database:
+        return postgresql
 
     @pytest.fixture
-    def database(self, postgres: EmbeddedPostgres) -> Database:
-        return Database(postgres.url, postgres)
-
-    @pytest.fixture
-    def store(self, database: Database, engine: Engine) -> Iterator[SQLStore]:
-        with database.store() as provisioned:
+    def store(self, database: Database) -> Iterator[SQLStore]:
+        with database.store() as provisioned, database.engine(pool_size=20) as engine:
             yield SQLStore(engine, table=provisioned.table.name)
 
 
-class TestOwnEngineWithHooks(_Contract):
+class TestOwnEngineWithHooks(TestSQL):
     """Through an engine whose hooks begin transactions, as SQLAlchemy advises for SAVEPOINT on SQLite."""
 
     @pytest.fixture
-    def database(self, tmp_path: Path) -> Database:
-        return Database(f"sqlite:///{tmp_path}/records.sqlite")
+    def database(self, sqlite: Database) -> Database:
+        return sqlite
 
     @pytest.fixture
     def store(self, database: Database) -> Iterator[SQLStore]:
@@ -105,8 +70,7 @@ class TestOwnEngineWithHooks(_Contract):
 
     def test_write_outlives_its_connection(self, store: SQLStore, database: Database) -> None:
         """In the transaction of a hook it would count as won, and be undone where the connection goes back."""
-        record = a_record()
-        store.swap(record, None)
+        record = a_claim(store)
         transaction = store.begin()
         done = a_completion(record)
         transaction.swap(done, record.revision)
@@ -123,90 +87,42 @@ class _AlwaysBegun(sqlite3.Connection):
         self.execute("BEGIN")
 
 
-def test_engine_that_cannot_end_its_transactions_is_refused(tmp_path: Path) -> None:
+def test_engine_that_cannot_end_its_transactions_is_refused(sqlite: Database) -> None:
     """What nobody commits would count as won."""
-    with Database(f"sqlite:///{tmp_path}/records.sqlite").engine(connect_args={"factory": _AlwaysBegun}) as engine:
+    with sqlite.engine(connect_args={"factory": _AlwaysBegun}) as engine:
         store = SQLStore(engine)
-        with pytest.raises(StoreMisconfigured, match="autocommit=False"):
-            store.swap(a_record(), None)
-        with pytest.raises(StoreMisconfigured, match="autocommit=False"):
-            store.begin()
+        for ask in (lambda: store.swap(a_record(), None), store.begin):
+            with pytest.raises(StoreMisconfigured, match="autocommit=False"):
+                ask()
 
 
-class _Refused(OutageContract):
+_DRIVERS = ["postgresql+psycopg", "postgresql+psycopg2", "postgresql+pg8000", "mysql+pymysql"]
+
+
+class TestRefused(OutageContract):
+    """Nobody listens."""
+
     answers_within: ClassVar[float] = 3
 
-    @pytest.fixture
-    def unreachable_store(self) -> Store:
+    @pytest.fixture(params=_DRIVERS)
+    def unreachable_store(self, request: pytest.FixtureRequest) -> Store:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        return SQLStore(f"{self.scheme}://app:secret@127.0.0.1:{port}/shop", timeout=0.5)
-
-    scheme: ClassVar[str]
-
-
-class TestPostgreSQLRefused(_Refused):
-    """Nobody listens."""
-
-    scheme = "postgresql+psycopg"
-
-
-class TestPsycopg2Refused(_Refused):
-    """Nobody listens."""
-
-    scheme = "postgresql+psycopg2"
-
-
-class TestPg8000Refused(_Refused):
-    """Nobody listens."""
-
-    scheme = "postgresql+pg8000"
-
-
-class TestMySQLRefused(_Refused):
-    """Nobody listens."""
-
-    scheme = "mysql+pymysql"
-
-
-class _Silent(_Refused):
-    answers_within: ClassVar[float] = 10
-
-    @pytest.fixture
-    def unreachable_store(self) -> Iterator[Store]:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-            yield SQLStore(f"{self.scheme}://app:secret@127.0.0.1:{port}/shop", timeout=0.5)
-
-
-class TestPostgreSQLSilent(_Silent):
-    """Connections are taken, and nothing is ever said on them."""
-
-    scheme = "postgresql+psycopg"
-
-
-class TestPsycopg2Silent(_Silent):
-    """The same."""
-
-    scheme = "postgresql+psycopg2"
+        return SQLStore(f"{request.param}://app:secret@127.0.0.1:{port}/shop", timeout=0.5)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-class TestPg8000Silent(_Silent):
-    """The same; pg8000 leaves the socket of such a connection to the garbage collector."""
+class TestSilent(OutageContract):
+    """Connections are taken, and nothing is ever said; pg8000 leaves such a socket to the garbage collector."""
 
-    scheme = "postgresql+pg8000"
+    answers_within: ClassVar[float] = 10
 
-    @pytest.fixture(autouse=True)
-    def collected(self) -> Iterator[None]:
-        yield
+    @pytest.fixture(params=_DRIVERS)
+    def unreachable_store(self, request: pytest.FixtureRequest) -> Iterator[Store]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            yield SQLStore(f"{request.param}://app:secret@127.0.0.1:{port}/shop", timeout=0.5)
         gc.collect()
-
-
-class TestMySQLSilent(_Silent):
-    """The same."""
-
-    scheme = "mysql+pymysql"
 
 
 class TestSQLiteLocked(OutageContract):
@@ -215,13 +131,12 @@ class TestSQLiteLocked(OutageContract):
     answers_within: ClassVar[float] = 3
 
     @pytest.fixture
-    def unreachable_store(self, tmp_path: Path) -> Iterator[Store]:
-        database = Database(f"sqlite:///{tmp_path}/records.sqlite")
-        with database.store() as provisioned, database.administrator() as other:
+    def unreachable_store(self, sqlite: Database) -> Iterator[Store]:
+        with sqlite.store() as provisioned, sqlite.administrator() as other:
             provisioned.close()
             # Readers pass a writer in WAL mode; whoever has the file for himself keeps out both.
             other.exec_driver_sql("PRAGMA journal_mode = DELETE")
             other.exec_driver_sql("BEGIN EXCLUSIVE")
-            with database.reopened(provisioned.table.name, timeout=0.2) as store:
+            with sqlite.reopened(provisioned.table.name, timeout=0.2) as store:
                 yield store
             other.exec_driver_sql("ROLLBACK")

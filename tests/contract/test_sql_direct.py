@@ -1,9 +1,7 @@
 """The short way of a swap past SQLAlchemy: it says the same, on the same connections, and takes none from others."""
 # mypy: allow-untyped-decorators
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,40 +13,10 @@ from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.sql.drivers import (
-    _CURSOR,
-    _FIRST_USED,
-    _RECYCLE,
-    cursor_of,
-    has_server_of_its_own,
-    of_driver,
-)
-from celery_idempotent.testing.contract import a_record, a_rival
-from lab.embedded import EmbeddedPostgres
+from celery_idempotent.stores.sql import drivers as sql_drivers
+from celery_idempotent.stores.sql.drivers import cursor_of, has_server_of_its_own, of_driver
+from celery_idempotent.testing.contract import a_claim, a_record, a_rival
 from tests.support.sql_databases import Database
-
-_PLACES = {"psycopg": "postgres", "psycopg2": "postgres", "pg8000": "postgres", "pymysql": "mariadb"}
-
-
-@pytest.fixture(params=[*_PLACES, "pysqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    """Any, through any driver."""
-    if request.param == "pysqlite":
-        return Database(f"sqlite:///{tmp_path}/records.sqlite")
-    server = request.getfixturevalue(_PLACES[request.param])
-    return Database(server.url.replace("psycopg", request.param), server)
-
-
-@pytest.fixture
-def sqlite(tmp_path: Path) -> Database:
-    return Database(f"sqlite:///{tmp_path}/records.sqlite")
-
-
-@pytest.fixture
-def small(sqlite: Database) -> Iterator[SQLStore]:
-    """A store with a single connection."""
-    with sqlite.store(pool_size=1, timeout=0.2) as store:
-        yield store
 
 
 def _taken(store: SQLStore) -> PoolProxiedConnection:
@@ -72,63 +40,57 @@ class _Recording:
 
 
 def _plain(parameters: Any) -> Any:
-    """By name or by position, and bytes without what drivers put around them."""
+    """By name or by position, and bytes without what psycopg and psycopg2 put around them."""
     if isinstance(parameters, dict):
-        return {name: _bytes(value) for name, value in parameters.items()}
-    return [_bytes(value) for value in parameters]
+        return {name: _plain([value])[0] for name, value in parameters.items()}
+    found = [getattr(value, "obj", getattr(value, "adapted", value)) for value in parameters]
+    return [bytes(value) if isinstance(value, memoryview) else value for value in found]
 
 
-def _bytes(value: Any) -> Any:
-    found = getattr(value, "obj", getattr(value, "adapted", value))  # of psycopg and psycopg2
-    return bytes(found) if isinstance(found, memoryview) else found
-
-
-def test_both_ways_say_the_same(database: Database) -> None:
+def test_both_ways_say_the_same(driven: Database) -> None:
     """An engine of the user's keeps SQLAlchemy's way and its events; statements and parameters do not differ."""
     claimed = replace(a_record(), steps={"a": 1})
     done = replace(claimed, revision=new_nonce(), status=Status.COMPLETED, result=b"\0\xff", expires_at=2**40)
     swaps = [(claimed, None), (done, claimed.revision), (a_rival(claimed), None), (a_rival(claimed), "gone")]
     directly: list[Any] = []
     by_events: list[Any] = []
-    with database.store() as store, database.engine() as engine:
-        store.swap(a_record(), None)
+    with driven.store() as store, driven.engine() as engine:
+        a_claim(store)
         link = _taken(store)
-        link.info[_CURSOR] = _Recording(cursor_of(link), directly)
+        link.info[sql_drivers._CURSOR] = _Recording(cursor_of(link), directly)
         store._pool().keep(link)
         answers = [store.swap(*each) for each in swaps]
-        database.do(f"DELETE FROM {store.table.name}")
+        driven.do(f"DELETE FROM {store.table.name}")
 
         own = SQLStore(engine, table=store.table.name)
-        own.swap(a_record(), None)
-        event.listen(
-            engine, "before_cursor_execute", lambda _c, _cu, text, told, *_: by_events.append((text, _plain(told)))
-        )
+        a_claim(own)
+        note = lambda _c, _cu, text, told, *_: by_events.append((text, _plain(told)))  # noqa: E731
+        event.listen(engine, "before_cursor_execute", note)
         assert [own.swap(*each) for each in swaps] == answers == [claimed, done, done, done]
 
     assert len(directly) >= len(swaps)
     assert directly == by_events
 
 
-def test_what_is_sent_often_is_prepared(postgres: EmbeddedPostgres) -> None:
-    """psycopg does so by itself, with the very statement; the server then plans it once."""
-    with Database(postgres.url).store() as store:
-        known = a_record()
+@pytest.mark.parametrize("is_its_own", [True, False], ids=["server", "pooler"])
+def test_what_is_sent_often_is_prepared_unless_there_is_a_pooler(
+    postgresql: Database, monkeypatch: pytest.MonkeyPatch, is_its_own: bool
+) -> None:
+    """psycopg does so by itself, with the very statement, which the server then plans once.
+
+    A pooler changes servers at will, and on the next one the name may stand for another client's statement.
+    """
+    if not is_its_own:
+        monkeypatch.setattr(sql_drivers, "has_server_of_its_own", lambda connection: False)
+    with postgresql.store() as store:
+        known = a_claim(store)
         for _ in range(8):
             store.swap(known, None)
         link = _taken(store)
         prepared = of_driver(link).execute("SELECT statement FROM pg_prepared_statements").fetchall()
         store._pool().keep(link)
 
-    assert [text.startswith("WITH written AS \n(INSERT") for (text,) in prepared] == [True]
-
-
-def test_nothing_is_prepared_through_a_pooler(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It changes servers at will, and on the next one the name may stand for another client's statement."""
-    monkeypatch.setattr("celery_idempotent.stores.sql.drivers.has_server_of_its_own", lambda connection: False)
-    with Database(postgres.url).store() as store:
-        link = _taken(store)
-        assert of_driver(link).prepare_threshold is None
-        store._pool().keep(link)
+    assert [text.startswith("WITH written AS \n(INSERT") for (text,) in prepared] == [True] * is_its_own
 
 
 @pytest.mark.parametrize(("told", "is_its_own"), [(7, True), (8, False), (None, False)])
@@ -140,14 +102,13 @@ def test_pooler_is_known_by_the_process_id_that_it_makes_up(told: int | None, is
     assert has_server_of_its_own(connection) is is_its_own
 
 
-def test_pg8000_is_refused_behind_a_pooler(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pg8000_is_refused_behind_a_pooler(postgresql: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sends the values after the statement, and in between the server may have been another client's."""
-    with Database(postgres.url.replace("psycopg", "pg8000")).store() as store:
+    told = CoreConnection.handle_BACKEND_KEY_DATA
+    with replace(postgresql, url=postgresql.url.replace("psycopg", "pg8000")).store() as store:
         store.close()
-        told = CoreConnection.handle_BACKEND_KEY_DATA
         monkeypatch.setattr(
-            CoreConnection,
-            "handle_BACKEND_KEY_DATA",
+            *(CoreConnection, "handle_BACKEND_KEY_DATA"),
             lambda self, data, context: told(self, b"made" + data[4:], context),
         )
         for ask in (lambda: store.swap(a_record(), None), lambda: store.get("a"), store.begin, store.verify):
@@ -155,16 +116,20 @@ def test_pg8000_is_refused_behind_a_pooler(postgres: EmbeddedPostgres, monkeypat
                 ask()
 
 
-def test_kept_connection_is_there_for_everything_else(small: SQLStore) -> None:
-    """The pool has no other, and nobody waits for it."""
-    for _ in range(2):
-        record = a_record()
-        assert small.swap(record, None) == record
-        assert small.get(record.key) == record
-        transaction = small.begin()
-        assert transaction.swap(a_rival(record), record.revision) is not None
-        transaction.commit()
-        assert small._pool().engine.pool.checkedin() == 1  # type: ignore[attr-defined]
+def test_kept_connection_is_there_for_everything_else_until_the_store_is_closed(sqlite: Database) -> None:
+    """The pool has no other, and nobody waits for it; a store that was closed can be used again."""
+    with sqlite.store(pool_size=1, timeout=0.2) as store:
+        for _ in range(2):
+            record = a_claim(store)
+            assert store.get(record.key) == record
+            transaction = store.begin()
+            assert transaction.swap(a_rival(record), record.revision) is not None
+            transaction.commit()
+            pool: Any = store._pool().engine.pool
+            assert pool.checkedin() == 1
+            store.get(record.key)
+            store.close()
+            assert pool.checkedout() == pool.checkedin() == 0
 
 
 def test_connection_is_not_kept_where_all_are_lent(sqlite: Database) -> None:
@@ -183,11 +148,11 @@ def test_connection_is_not_kept_where_all_are_lent(sqlite: Database) -> None:
 def test_kept_connection_is_replaced_for_its_age(sqlite: Database) -> None:
     """The pool replaces what is too old; it cannot look at what never comes back."""
     with sqlite.store() as store:
-        store.swap(a_record(), None)
+        a_claim(store)
         link = _taken(store)
         store._pool().keep(link)
         assert _taken(store) is link
-        link.info[_FIRST_USED] -= _RECYCLE
+        link.info[sql_drivers._FIRST_USED] -= sql_drivers._RECYCLE
         aged = of_driver(link)
         store._pool().keep(link)
 
@@ -195,14 +160,3 @@ def test_kept_connection_is_replaced_for_its_age(sqlite: Database) -> None:
 
         assert of_driver(successor) is not aged
         store._pool().keep(successor)
-
-
-def test_closed_store_keeps_nothing(sqlite: Database) -> None:
-    """Its connections are closed, and it can be used again."""
-    with sqlite.store() as store:
-        store.swap(a_record(), None)
-        pool = store._pool().engine.pool
-        store.close()
-        assert pool.checkedout() == pool.checkedin() == 0  # type: ignore[attr-defined]
-        record = a_record()
-        assert store.swap(record, None) == record

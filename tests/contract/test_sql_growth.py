@@ -1,7 +1,8 @@
-"""What a table of PostgreSQL costs as it grows: where ends are written, what lists read, and what a purge leaves."""
+"""What a table costs as it grows: where ends are written, what lists read, and what a purge of PostgreSQL leaves."""
 # mypy: allow-untyped-decorators
 
-from dataclasses import replace
+import json
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 from uuid import uuid4
@@ -13,14 +14,9 @@ from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.contract import a_record
-from lab.embedded import EmbeddedPostgres
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from tests.support.sql_databases import Database
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def postgresql(postgres: EmbeddedPostgres) -> Database:
-    return Database(postgres.url, postgres)
 
 
 def _asked(database: Database, question: str) -> list[Any]:
@@ -28,22 +24,20 @@ def _asked(database: Database, question: str) -> list[Any]:
         return list(connection.execute(text(question)).all())
 
 
-def _ended(store: SQLStore, claimed: Record) -> Record:
+def _ended(store: SQLStore, claimed: Record) -> None:
     outcome = {"status": Status.COMPLETED, "result": '{"id": "ch_1"}', "content_type": "application/json"}
     end = claimed.but(**outcome, revision=new_nonce(), expires_at=claimed.created_at // 1000)
     assert store.swap(end, claimed.revision) == end
-    return end
 
 
-def _operations(store: SQLStore, count: int, *, at_once: int = 8) -> None:
-    """Claims and their ends, so many of them open at a time."""
+def _operations(store: SQLStore, count: int) -> None:
+    """Claims and their ends, eight of them open at a time."""
     running: list[Record] = []
     for _ in range(count):
         now = store.now()
-        claimed = replace(a_record(), created_at=now, updated_at=now, expires_at=None)
-        assert store.swap(claimed, None) == claimed
-        running.append(claimed)
-        if len(running) == at_once:
+        running.append(a_record().but(created_at=now, updated_at=now))
+        assert store.swap(running[-1], None) == running[-1]
+        if len(running) == 8:
             _ended(store, running.pop(0))
     for each in running:
         _ended(store, each)
@@ -52,46 +46,87 @@ def _operations(store: SQLStore, count: int, *, at_once: int = 8) -> None:
 @pytest.mark.parametrize("kind", ["brin", "btree"])
 def test_end_is_written_beside_its_claim(postgresql: Database, kind: str) -> None:
     """More than 95 % of the ends touch no index; with an index that has an entry for each row, none is like that."""
-    ends = 400
     with postgresql.store() as store:
         table = store.table.name
         if kind == "btree":
             postgresql.do(f"DROP INDEX {table}_status", f"CREATE INDEX {table}_status ON {table} (status, expires_at)")
-        _operations(store, ends)
+        _operations(store, 400)
         store.close()  # its processes of the server report when they end
 
         counts = f"SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = '{table}'"
-        wait_until(lambda: _asked(postgresql, counts)[0][0] >= ends, "the server has not counted all ends")
+        wait_until(lambda: _asked(postgresql, counts)[0][0] >= 400, "the server has not counted all ends")
         ((written, in_place),) = _asked(postgresql, counts)
 
     assert (in_place / written > 0.95) is (kind == "brin")
 
 
-def test_list_of_a_status_reads_where_it_was_seen(postgresql: Database) -> None:
-    """Twenty records in doubt among a hundred thousand cost a fraction of the table."""
-    statements: list[Any] = []
-    with postgresql.store() as store, postgresql.engine() as engine:
-        table = store.table.name
-        _operations(store, 1)
-        others = ", ".join(each.name for each in store.table.c if each.name not in {"idempotency_key", "status"})
-        copied = others.replace("expires_at", "NULL")
-        # In the order in which they came: all that is in doubt is of one bad minute.
-        postgresql.do(
-            f"INSERT INTO {table} (idempotency_key, status, {others}) SELECT 'k:' || md5(i::text), "
-            f"CASE WHEN i BETWEEN 50001 AND 50020 THEN 'UNKNOWN' ELSE status END, {copied} "
-            f"FROM {table}, generate_series(1, 100000) AS i",
-            f"VACUUM ANALYZE {table}",
-        )
-        event.listen(engine, "before_cursor_execute", lambda _c, _cu, sql, told, *_: statements.append((sql, told)))
-        assert len(list(SQLStore(engine, table=table).scan(status=Status.UNKNOWN))) == 20
-        with engine.connect() as connection:
-            sql, told = statements[0]
-            explained = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", told)
-            plan = explained.scalar_one()[0]["Plan"]
-        ((pages,),) = _asked(postgresql, f"SELECT pg_relation_size('{table}') / 8192")
+# A hundred thousand records, and twenty of them in doubt.
 
-    assert pages > 4_000
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < pages / 10
+_NUMBERS = {
+    "postgresql": "generate_series(1, 100000) AS numbers(n)",
+    "mysql": "(SELECT seq AS n FROM seq_1_to_100000) AS numbers",
+    "sqlite": "(WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 100000) "
+    "SELECT n FROM numbers) AS numbers",
+}
+_KEYS = {"mysql": "CONCAT('k:', MD5(n))", "postgresql": "'k:' || md5(n::text)", "sqlite": "'k:' || n"}
+_SETTLE = {"postgresql": "VACUUM ANALYZE {}", "mysql": "ANALYZE TABLE {}", "sqlite": "SELECT 1"}
+_EXPLAIN = {
+    "postgresql": "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)",
+    "mysql": "EXPLAIN FORMAT=JSON",
+    "sqlite": "EXPLAIN QUERY PLAN",
+}
+
+
+@pytest.fixture(scope="module", params=["postgres", "mariadb", "sqlite"])
+def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Database, str]]:
+    """A database and its table of outcomes, and among them twenty in doubt with a label, in the order of coming."""
+    if request.param == "sqlite":
+        database = Database(f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/records.sqlite")
+    else:
+        server: EmbeddedPostgres | EmbeddedMariaDB = request.getfixturevalue(request.param)
+        database = Database(server.url, server)
+    with database.store() as store:
+        name, dialect = store.table.name, {"mariadb": "mysql"}.get(database.dialect, database.dialect)
+        store.swap(a_record().but(status=Status.COMPLETED, label="", result='{"id": "ch_1"}', expires_at=2**40), None)
+        others = [each.name for each in store.table.c if each.name not in {"idempotency_key", "status", "label"}]
+        database.do(
+            f"INSERT INTO {name} (idempotency_key, status, label, {', '.join(others)}) "
+            f"SELECT {_KEYS[dialect]}, t.status, NULL, {', '.join(f't.{each}' for each in others)} "
+            f"FROM {name} AS t CROSS JOIN {_NUMBERS[dialect]}",
+        )
+        for _ in range(20):
+            store.swap(a_record().but(status=Status.UNKNOWN, label="acme/7"), None)
+        database.do(_SETTLE[dialect].format(name))
+        yield database, name
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "index"),
+    [({"status": Status.UNKNOWN}, 20, "status"), ({"label": "acme/7"}, 20, "label"), ({"task": "none"}, 0, None)],
+)
+def test_list_is_read_by_its_index(
+    large: tuple[Database, str], wanted: dict[str, Any], found: int, index: str | None
+) -> None:
+    """The twenty that are meant are found without a look at the others; the plan shows if there is no index."""
+    database, table = large
+    statements: list[Any] = []
+    with database.engine() as engine:
+        event.listen(engine, "before_cursor_execute", lambda _c, _cu, sql, told, *_: statements.append((sql, told)))
+        assert len(list(SQLStore(engine, table=table).scan(**wanted))) == found
+        sql, told = next(each for each in statements if each[0].startswith("SELECT") and "LIMIT" in each[0])
+        with engine.connect() as connection:
+            rows = connection.exec_driver_sql(f"{_EXPLAIN[database.dialect]} {sql}", told).all()
+    plan = json.dumps([list(each) for each in rows])
+
+    assert [each for each in ("status", "label") if f"{table}_{each}" in plan] == ([index] if index else [])
+    if database.dialect == "postgresql" and index == "status":  # whose index sums up ranges of pages
+        ((pages,),) = _asked(database, f"SELECT pg_relation_size('{table}') / 8192")
+        read = rows[0][0][0]["Plan"]
+        assert pages > 4_000
+        assert read["Shared Hit Blocks"] + read["Shared Read Blocks"] < pages / 10
+
+
+# Purging PostgreSQL.
 
 
 @pytest.mark.parametrize("name", ["t_{0}", "T {0}"])
@@ -103,15 +138,14 @@ def test_purge_goes_on_where_the_batch_before_had_enough(
     with postgresql.reopened(name.format(uuid4().hex)) as store:
         store.provision()
         for _ in range(2):
-            kept = [replace(a_record(), status=Status.UNKNOWN) for _ in range(30)]
+            kept = [a_record().but(status=Status.UNKNOWN) for _ in range(30)]
             for each in kept:
                 _operations(store, 3)
                 store.swap(each, None)
 
             batches = list(iter(lambda: store.purge(7), 0))
 
-            assert sum(batches) == 90
-            assert set(batches[:-1]) == {7}
+            assert (sum(batches), set(batches[:-1])) == (90, {7})
             assert {each.key for each in store.scan()} == {each.key for each in kept}
             _operations(store, 1)
             assert store.purge(1) == 1
@@ -131,9 +165,8 @@ def test_purge_reads_the_table_once_for_all_batches(postgresql: Database, monkey
 
         assert [store.purge(20) for _ in range(10)] == [20] * 10
 
-    deletions = [each for each in statements if "DELETE" in each]
     assert pages > 10
-    assert len(deletions) <= pages + 10
+    assert len([each for each in statements if "DELETE" in each]) <= pages + 10
 
 
 def test_purge_comes_around(postgresql: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,15 +185,11 @@ def test_purge_comes_around(postgresql: Database, monkeypatch: pytest.MonkeyPatc
 
 def test_table_in_partitions_is_purged(postgresql: Database) -> None:
     """It has no pages of its own, and is asked as a whole."""
-    name = f"t_{uuid4().hex}"
     with postgresql.store() as provisioned:
-        postgresql.do(
-            f"CREATE TABLE {name} (LIKE {provisioned.table.name} INCLUDING ALL) PARTITION BY HASH (idempotency_key)",
-            *(
-                f"CREATE TABLE {name}_{n} PARTITION OF {name} FOR VALUES WITH (MODULUS 2, REMAINDER {n})"
-                for n in (0, 1)
-            ),
-        )
+        whole, name = provisioned.table.name, f"t_{uuid4().hex}"
+        parts = (f"{name}_{n} PARTITION OF {name} FOR VALUES WITH (MODULUS 2, REMAINDER {n})" for n in (0, 1))
+        partitioned = f"{name} (LIKE {whole} INCLUDING ALL) PARTITION BY HASH (idempotency_key)"
+        postgresql.do(*(f"CREATE TABLE {each}" for each in (partitioned, *parts)))
     with postgresql.reopened(name) as store:
         _operations(store, 20)
         assert [store.purge(15) for _ in range(3)] == [15, 5, 0]
@@ -168,14 +197,12 @@ def test_table_in_partitions_is_purged(postgresql: Database) -> None:
 
 def test_table_does_not_grow_where_as_much_is_purged_as_comes(postgresql: Database) -> None:
     """PostgreSQL's own vacuum gives the room to what comes next; nobody needs to rewrite the table."""
+    sizes = []
     with postgresql.store() as store:
-        table = store.table.name
-        sizes = []
         for _ in range(4):
             _operations(store, 300)
-            ((size,),) = _asked(postgresql, f"SELECT pg_relation_size('{table}')")
-            sizes.append(size)
+            sizes += _asked(postgresql, f"SELECT pg_relation_size('{store.table.name}')")[0]
             assert sum(islice(iter(lambda: store.purge(100), 0), 3)) == 300
-            postgresql.do(f"VACUUM {table}")
+            postgresql.do(f"VACUUM {store.table.name}")
 
     assert max(sizes[1:]) <= sizes[0] * 1.1

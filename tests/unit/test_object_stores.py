@@ -219,19 +219,19 @@ def test_duplicates_get_what_is_in_the_folder(tmp_path: Path) -> None:
     assert len([each for each in tmp_path.rglob("*") if each.is_file()]) == 1
 
 
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        ("s3://bucket?over=lots", "idempotency_large_results="),
-        (5, "idempotency_large_results="),
-        ("ftp://host/folder", "nothing has this scheme"),  # whether a package registers it is seen when it is opened
-        (large_results, "AccessDenied"),
-    ],
-)
-def test_what_cannot_be_used_stops_a_worker(setting: Any, told: str) -> None:
-    """When a task is bound, the earliest moment there is, or where it asks before its first task."""
-    with pytest.raises((PolicyError, StoreMisconfigured), match=told):
-        check(_shop(setting(REFUSED) if callable(setting) else setting).app, "celery.concurrency.solo")
+@pytest.mark.parametrize("setting", ["s3://bucket?over=lots", 5])
+def test_what_cannot_be_used_is_refused_when_a_task_is_bound(setting: Any) -> None:
+    """The earliest moment there is."""
+    with pytest.raises(PolicyError, match="idempotency_large_results="):
+        _shop(setting)
+
+
+def test_what_cannot_be_opened_or_written_stops_a_worker() -> None:
+    """Whether a package registers a scheme is looked for when it is opened."""
+    for setting, told in (("ftp://host/folder", "nothing has this scheme"), (large_results(REFUSED), "AccessDenied")):
+        shop = _shop(setting)
+        with pytest.raises((PolicyError, StoreMisconfigured), match=told):
+            check(shop.app, "celery.concurrency.solo")
 
 
 def test_worker_asks_whether_it_can_write() -> None:
