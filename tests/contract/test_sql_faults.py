@@ -113,7 +113,7 @@ def test_lost_message_is_no_certain_answer_and_the_repeated_swap_knows_its_own(
     """From the outside it looks the same, whether it was written or not; the second call has won in either case."""
     with _behind(served) as (store, proxy):
         seen = None if is_new else a_claim(store)
-        new, expected = a_rival(seen) if seen else a_record(), seen and seen.revision
+        new, expected = (a_rival(seen), seen.revision) if seen else (a_record(), None)
         fault = cut(proxy, new.revision.encode())
         with pytest.raises(StoreUnavailable) as raised:
             store.swap(new, expected)
@@ -148,7 +148,8 @@ def test_pooled_connections_that_died_are_noticed_before_anything_is_sent(served
             with store._connected("test"):
                 barrier.wait()
 
-        for ask, connections in ((lambda: store.swap(a_record(), None), 5), (lambda: store.get("key"), 10)):
+        asks: list[Callable[[], object]] = [lambda: store.swap(a_record(), None), lambda: store.get("key")]
+        for connections, ask in zip((5, 10), asks, strict=True):
             with ThreadPoolExecutor(5) as pool:
                 for each in [pool.submit(hold) for _ in range(5)]:
                     each.result()
