@@ -46,28 +46,20 @@ def test_commands_find_and_judge_what_is_asked_for(app: Celery) -> None:
     now = runtime_of(app).store.now()
     _keep(app, "a", status=Status.UNKNOWN, label="acme/1", updated_at=now - 10 * MINUTE)
     _keep(app, "b", status=Status.UNKNOWN, label="acme/2", worker="w2")
-    _keep(
-        app,
-        "c",
-        status=Status.COMPLETED,
-        label="acme/3",
-        expires_at=now // 1000 + 600,
-        result='"done"',
-        content_type="application/json",
-    )
+    done = {"result": '"done"', "content_type": "application/json", "expires_at": now // 1000 + 600}
+    _keep(app, "c", status=Status.COMPLETED, label="acme/3", **done)
     _keep(app, "d", status=Status.RELEASED, label="globex/1", task="shop.mail")
     _keep(app, "e", status=Status.IN_PROGRESS, label="", worker="w2")
 
     def keys(*arguments: str) -> str:
         return "".join(sorted(each["key"] for each in _run(app, "list", *arguments)))
 
+    for option, wanted, found in (
+        *(("--status", "unknown", "ab"), ("--label", "acme/3", "c"), ("--label", "acme/*", "abc")),
+        *(("--task", "shop.mail", "d"), ("--worker", "w2", "be"), ("--older-than", "5m", "a")),
+    ):
+        assert keys(option, wanted) == found
     assert keys() == "abcde"
-    assert keys("--status", "unknown") == "ab"
-    assert keys("--label", "acme/3") == "c"
-    assert keys("--label", "acme/*") == "abc"
-    assert keys("--task", "shop.mail") == "d"
-    assert keys("--worker", "w2") == "be"
-    assert keys("--older-than", "5m") == "a"
     assert len(_run(app, "list", "--limit", "2")) == 2
     assert _run(app, "show", "acme/3")["result"] == "done"
     assert _run(app, "stats")["by_status"] == {"UNKNOWN": 2, "COMPLETED": 1, "RELEASED": 1, "IN_PROGRESS": 1}

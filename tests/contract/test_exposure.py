@@ -16,10 +16,8 @@ import pytest
 from sqlalchemy import make_url
 
 from celery_idempotent.errors import IdempotencyWarning
-from celery_idempotent.protocol.store import VerifiableStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.failures import leaves_machine, weakness_of
-from celery_idempotent.stores.sql import SQLStore
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 from tests.support.certificates import Certificates, new_certificates
 from tests.support.tcp_proxy import TcpProxy
@@ -48,46 +46,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return new_certificates(tmp_path_factory.mktemp("certificates"), ELSEWHERE)
 
 
-def _warnings_of(store: Any) -> list[str]:
-    assert isinstance(store, VerifiableStore)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        store.verify()
-    assert all(each.category is IdempotencyWarning for each in caught)
-    return [str(each.message) for each in caught]
-
-
-# -- Redis
-
-
-@pytest.mark.parametrize(
-    ("scheme", "options", "weakness"),
-    [
-        ("redis", "", "is not encrypted"),
-        ("rediss", "?ssl_cert_reqs=none", "is encrypted, but the other end is not verified"),
-        ("rediss", "?ssl_ca_certs={ca}", ""),
-        ("rediss", "?ssl_ca_certs={ca}&ssl_check_hostname=false", ""),
-    ],
-)
-def test_redis_elsewhere(
-    redis_server: EmbeddedRedis, certificates: Certificates, scheme: str, options: str, weakness: str
-) -> None:
-    """One warning says what is weak, and what to write instead."""
-    tls = certificates.for_server() if scheme == "rediss" else None
-    with TcpProxy(redis_server.port, tls=tls, listen_on=ELSEWHERE or "") as proxy:
-        store = open_store(f"{scheme}://{ELSEWHERE}:{proxy.port}/0{options.format(ca=certificates.authority)}")
-        found = _warnings_of(store)
-        store.close()
-
-    assert len(found) == bool(weakness)
-    if weakness:
-        assert f"{store!r}: the connection to another machine {weakness}, so " in found[0]
-        assert "write rediss://" in found[0]
-
-
-# -- SQL
-
-
 class MariaDBWithTls(EmbeddedMariaDB):
     certificates: Certificates
 
@@ -103,76 +61,66 @@ class MariaDBWithTls(EmbeddedMariaDB):
 
 
 @pytest.fixture(scope="module")
-def mariadb_with_tls(certificates: Certificates) -> Iterator[EmbeddedMariaDB]:
-    if missing := MariaDBWithTls.missing():
-        verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        verdict(f"MariaDB: {missing}")
+def mariadb_with_tls(mariadb: EmbeddedMariaDB, certificates: Certificates) -> Iterator[EmbeddedMariaDB]:
     MariaDBWithTls.certificates = certificates
     with MariaDBWithTls() as server:
         yield server
 
 
-def _warns_of_sql(url: str, proxy: TcpProxy, driver: str, options: str, weakness: str, remedy: str) -> None:
-    place = make_url(url).set(drivername=driver, host=ELSEWHERE, port=proxy.port)
-    store = SQLStore(f"{place.render_as_string(hide_password=False)}{options}")
+def _warnings_of(url: str) -> list[str]:
+    store: Any = open_store(url)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         store.provision()
-    found = _warnings_of(store)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store.verify()
     store.close()
+    assert all(each.category is IdempotencyWarning for each in caught)
+    return [str(each.message).replace(repr(store), "STORE") for each in caught]
 
-    assert len(found) == bool(weakness)
-    if weakness:
-        assert f"{store!r}: the connection to another machine {weakness}, so " in found[0]
-        assert remedy in found[0]
+
+NOT_ENCRYPTED, NOT_VERIFIED = "is not encrypted", "is encrypted, but the other end is not verified"
+LIBPQ = (
+    *(("?sslmode=disable", NOT_ENCRYPTED), ("", NOT_VERIFIED), ("?sslmode=require", NOT_VERIFIED)),
+    *(("?sslmode=verify-ca&sslrootcert={ca}", ""), ("?sslmode=verify-full&sslrootcert={ca}", "")),
+)
+DRIVERS = ("postgresql+psycopg", "postgresql+psycopg2")
 
 
 @pytest.mark.parametrize(
-    ("driver", "options", "weakness"),
+    ("name", "scheme", "options", "weakness"),
     [
-        *(
-            (driver, *each)
-            for driver in ("postgresql+psycopg", "postgresql+psycopg2")
-            for each in (
-                ("?sslmode=disable", "is not encrypted"),
-                ("", "is encrypted, but the other end is not verified"),
-                ("?sslmode=require", "is encrypted, but the other end is not verified"),
-                ("?sslmode=verify-ca&sslrootcert={ca}", ""),
-                ("?sslmode=verify-full&sslrootcert={ca}", ""),
-            )
-        ),
-        ("postgresql+pg8000", "", "is not encrypted"),
+        ("redis_server", "redis", "", NOT_ENCRYPTED),
+        ("redis_server", "rediss", "?ssl_cert_reqs=none", NOT_VERIFIED),
+        ("redis_server", "rediss", "?ssl_ca_certs={ca}", ""),
+        ("redis_server", "rediss", "?ssl_ca_certs={ca}&ssl_check_hostname=false", ""),
+        *(("postgres", driver, *each) for driver in DRIVERS for each in LIBPQ),
+        ("postgres", "postgresql+pg8000", "", NOT_ENCRYPTED),
+        ("mariadb", "mysql+pymysql", "", NOT_ENCRYPTED),
+        ("mariadb_with_tls", "mysql+pymysql", "?ssl_check_hostname=false", NOT_VERIFIED),
+        ("mariadb_with_tls", "mysql+pymysql", "?ssl_ca={ca}", ""),
     ],
 )
-def test_postgresql_elsewhere(
-    postgres: EmbeddedPostgres, certificates: Certificates, driver: str, options: str, weakness: str
+def test_one_warning_says_what_is_weak_and_what_to_write(
+    request: pytest.FixtureRequest, certificates: Certificates, name: str, scheme: str, options: str, weakness: str
 ) -> None:
     """What the driver has done counts, and not the URL: by default libpq takes what the server offers."""
-    tls = None if weakness == "is not encrypted" else certificates.for_server()
-    with TcpProxy(postgres.port, tls=tls, listen_on=ELSEWHERE or "") as proxy:
-        options = options.format(ca=certificates.authority)
-        _warns_of_sql(postgres.url, proxy, driver, options, weakness, "set sslmode=verify-full and sslrootcert")
+    server = request.getfixturevalue(name)
+    by_proxy = scheme == "rediss" or (name == "postgres" and weakness != NOT_ENCRYPTED)
+    tls = certificates.for_server() if by_proxy else None
+    with TcpProxy(server.port, tls=tls, listen_on=ELSEWHERE or "") as proxy:
+        place = make_url(server.url).set(drivername=scheme, host=ELSEWHERE, port=proxy.port)
+        url = place.render_as_string(hide_password=False).removesuffix("?")
+        found = _warnings_of(url + options.format(ca=certificates.authority))
 
-
-@pytest.mark.parametrize(
-    ("server", "options", "weakness"),
-    [
-        ("mariadb", "", "is not encrypted"),
-        ("mariadb_with_tls", "?ssl_check_hostname=false", "is encrypted, but the other end is not verified"),
-        ("mariadb_with_tls", "?ssl_ca={ca}", ""),
-    ],
-)
-def test_mariadb_elsewhere(
-    request: pytest.FixtureRequest, certificates: Certificates, server: str, options: str, weakness: str
-) -> None:
-    """PyMySQL verifies if it is given an authority."""
-    running: EmbeddedMariaDB = request.getfixturevalue(server)
-    with TcpProxy(running.port, listen_on=ELSEWHERE or "") as proxy:
-        options = options.format(ca=certificates.authority)
-        _warns_of_sql(running.url, proxy, "mysql+pymysql", options, weakness, "set ssl_ca")
-
-
-# -- what is no connection to another machine
+    remedy = {"redis": "write rediss://", "postg": "set sslmode=verify-full and sslrootcert"}.get(
+        name[:5], "set ssl_ca"
+    )
+    assert len(found) == bool(weakness)
+    for warning in found:
+        assert f"STORE: the connection to another machine {weakness}, so " in warning
+        assert remedy in warning
 
 
 def test_connections_within_this_machine_are_not_warned_of(
@@ -180,10 +128,7 @@ def test_connections_within_this_machine_are_not_warned_of(
 ) -> None:
     """A proxy beside the worker is a common way to encrypt; a file has no other side."""
     for url in (redis_server.url, postgres.url, f"sqlite:///{tmp_path}/records.sqlite"):
-        store = open_store(url)
-        store.provision()
-        assert _warnings_of(store) == []
-        store.close()
+        assert _warnings_of(url) == []
 
 
 def test_kinds_of_sockets_are_told_apart() -> None:
@@ -199,4 +144,4 @@ def test_kinds_of_sockets_are_told_apart() -> None:
             assert leaves_machine(far.fileno())
         with socket.socket() as nowhere:
             assert not leaves_machine(nowhere.fileno())
-        assert weakness_of(one) == "is not encrypted"
+        assert weakness_of(one) == NOT_ENCRYPTED

@@ -8,7 +8,7 @@ import signal
 import warnings
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,24 +27,24 @@ from celery_idempotent import outbox
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.contract.parallel import race
-from lab.embedded import EmbeddedAws, EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
+from lab.embedded import EmbeddedRedis
 from lab.embedded.aws import REGION
 from tests.support.sql_databases import Database
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLStore]:
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLStore]:
     """A store whose outbox is empty."""
-    if request.param == "sqlite":
-        database = Database(f"sqlite:///{tmp_path}/records.sqlite")
-    elif request.param == "postgresql":
-        server: EmbeddedPostgres = request.getfixturevalue("postgres")
-        database = Database(server.url, server)
-    else:
-        other: EmbeddedMariaDB = request.getfixturevalue("mariadb")
-        database = Database(other.url, other)
-    with database.store() as found:
+    with Database(f"sqlite:///{tmp_path}/records.sqlite").store() as found:
+        yield found
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def each_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLStore]:
+    """One in each database."""
+    server = None if request.param == "sqlite" else request.getfixturevalue(request.param)
+    with Database(server.url if server else f"sqlite:///{tmp_path}/records.sqlite", server).store() as found:
         yield found
 
 
@@ -64,6 +64,10 @@ def _message(task_id: str, order: str = "o-1", **options: Any) -> OutboxMessage:
     return OutboxMessage(task_id, json.dumps(signature), "application/json")
 
 
+def _refused(task_id: object) -> OutboxMessage:
+    return _message(f"refused {task_id}", serializer="none such")
+
+
 def _enqueue(store: SQLStore, *messages: OutboxMessage) -> None:
     transaction = store.begin()
     for each in messages:
@@ -78,24 +82,22 @@ def _make_due(store: SQLStore) -> None:
     transaction.commit()
 
 
-def _waiting(store: SQLStore) -> dict[str, tuple[int, str]]:
-    """By task id, the failures of what waits, and the last reason."""
-    return {each.id: (each.failures, each.reason or "") for each in store.waiting(1000)}
+def _failures(store: SQLStore) -> dict[str, int]:
+    """Of what waits, by task id."""
+    return {each.id: each.failures for each in store.waiting(1000)}
+
+
+def _reasons(store: SQLStore) -> dict[str, str]:
+    """The last of each, without its text, by task id."""
+    return {each.id: (each.reason or "").partition(":")[0] for each in store.waiting(1000)}
 
 
 # -- SQS
 
 
 @pytest.fixture(scope="module")
-def ministack() -> Iterator[str]:
-    """The endpoint of an SQS."""
-    with EmbeddedAws() as aws:
-        yield aws.endpoint
-
-
-@pytest.fixture(scope="module")
 def moto() -> Iterator[str]:
-    """The endpoint of another one: no emulator is AWS, and what both refuse is likelier refused there."""
+    """The endpoint of another SQS: no emulator is AWS, and what both refuse is likelier refused there."""
     server = ThreadedMotoServer("127.0.0.1", 0)
     server.start()
     yield "http://{}:{}".format(*server.get_host_and_port())
@@ -107,31 +109,24 @@ class Queue:
 
     def __init__(self, endpoint: str, store: SQLStore) -> None:
         self.name = f"q-{uuid4().hex}"
-        self.sqs = boto3.client(
-            "sqs",
-            endpoint_url=endpoint,
-            region_name=REGION,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
+        self.sqs = boto3.session.Session("test", "test", region_name=REGION).client("sqs", endpoint_url=endpoint)
         self.url = self.sqs.create_queue(QueueName=self.name, Attributes={"MaximumMessageSize": "102400"})["QueueUrl"]
         broker = f"sqs://test:test@{endpoint.removeprefix('http://')}//"
-        self.app = _app(store, broker, region=REGION, is_secure=False)
+        self.options = {"region": REGION, "is_secure": False}
+        self.app = _app(store, broker, **self.options)
         self.app.conf.task_default_queue = self.name
 
     def arrived(self) -> list[str]:
         """The task ids of what has arrived; it is taken out."""
         found: list[str] = []
-        while True:
-            messages = self.sqs.receive_message(QueueUrl=self.url, MaxNumberOfMessages=10).get("Messages", [])
-            if not messages:
-                return sorted(found)
+        while messages := self.sqs.receive_message(QueueUrl=self.url, MaxNumberOfMessages=10).get("Messages"):
             for each in messages:
                 found.append(json.loads(b64decode(each["Body"]))["headers"]["id"])
                 self.sqs.delete_message(QueueUrl=self.url, ReceiptHandle=each["ReceiptHandle"])
+        return sorted(found)
 
 
-@pytest.fixture(params=["ministack", "moto"])
+@pytest.fixture(params=["dynamodb_endpoint", "moto"])
 def queue(request: pytest.FixtureRequest, store: SQLStore) -> Iterator[Queue]:
     found = Queue(request.getfixturevalue(request.param), store)
     yield found
@@ -148,17 +143,15 @@ def test_message_over_the_limit_of_sqs_fails_alone(
     assert outbox.relay(queue.app) == 10
 
     assert queue.arrived() == ["a", *(f"b{number}" for number in range(9))]
-    ((failures, reason),) = _waiting(store).values()
-    assert failures == 1
-    assert "InvalidParameterValue" in reason
-    assert "shorter than 102400" in reason
-    assert "xxx" not in reason
+    (waiting,) = store.waiting(1000)
+    reason = waiting.reason or ""
+    assert waiting.failures == 1
+    assert ("InvalidParameterValue" in reason, "shorter than 102400" in reason, "xxx" in reason) == (True, True, False)
     assert 'idempotency.relay_failed task_id=large failures=1 pause=1 reason="ClientError' in caplog.text
 
     queue.sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"MaximumMessageSize": "262144"})
     wait_until(lambda: outbox.relay(queue.app), "the pause to be over")
-    assert queue.arrived() == ["large"]
-    assert _waiting(store) == {}
+    assert (queue.arrived(), _failures(store)) == (["large"], {})
 
 
 def test_what_sqs_refuses_fails_alone(store: SQLStore, queue: Queue) -> None:
@@ -176,10 +169,8 @@ def test_what_sqs_refuses_fails_alone(store: SQLStore, queue: Queue) -> None:
 
     assert outbox.relay(queue.app) == 1
 
-    assert queue.arrived() == ["good"]
-    waiting = _waiting(store)
-    assert {each: failures for each, (failures, _) in waiting.items()} == dict.fromkeys(refused, 1)
-    assert {each: reason.split(":")[0] for each, (_, reason) in waiting.items()} == {
+    assert (queue.arrived(), _failures(store)) == (["good"], dict.fromkeys(refused, 1))
+    assert _reasons(store) == {
         "no such queue": "QueueDoesNotExist",
         "not to be sent": "OperationalError",
         "no group": "ClientError",
@@ -189,17 +180,13 @@ def test_what_sqs_refuses_fails_alone(store: SQLStore, queue: Queue) -> None:
 
 def test_queue_that_is_not_declared_fails_alone(store: SQLStore, queue: Queue) -> None:
     """With ``predefined_queues`` no queue is created for a name that is wrong."""
-    access = {"access_key_id": "test", "secret_access_key": "test"}
-    queue.app.conf.broker_transport_options = {
-        **queue.app.conf.broker_transport_options,
-        "predefined_queues": {queue.name: {"url": queue.url, "region": REGION, **access}},
-    }
+    place = {"url": queue.url, "region": REGION, "access_key_id": "test", "secret_access_key": "test"}
+    queue.app.conf.broker_transport_options = {**queue.options, "predefined_queues": {queue.name: place}}
     _enqueue(store, _message("other", queue="other"), _message("good"))
 
     assert outbox.relay(queue.app) == 1
 
-    assert queue.arrived() == ["good"]
-    assert "UndefinedQueueException" in _waiting(store)["other"][1]
+    assert (queue.arrived(), _reasons(store)) == (["good"], {"other": "UndefinedQueueException"})
 
 
 def test_sqs_that_does_not_answer_is_no_fault_of_a_message(store: SQLStore) -> None:
@@ -210,9 +197,8 @@ def test_sqs_that_does_not_answer_is_no_fault_of_a_message(store: SQLStore) -> N
     with pytest.raises(OperationalError):
         outbox.relay(app)
 
-    assert {each: failures for each, (failures, _) in _waiting(store).items()} == {"0": 1, "1": 0, "2": 0}
+    assert _failures(store) == {"0": 1, "1": 0, "2": 0}
     assert len(store.take(10, 0)) == 3
-    app.close()
 
 
 # -- Redis
@@ -225,9 +211,9 @@ def redis() -> Iterator[EmbeddedRedis]:
         yield server
 
 
-def _arrived(server: EmbeddedRedis, queue: str = "celery") -> list[str]:
+def _arrived(server: EmbeddedRedis) -> list[str]:
     with Redis.from_url(server.url) as client:
-        return [json.loads(each)["headers"]["id"] for each in reversed(client.lrange(queue, 0, -1))]
+        return [json.loads(each)["headers"]["id"] for each in reversed(client.lrange("celery", 0, -1))]
 
 
 def test_queue_that_redis_cannot_write_fails_alone(store: SQLStore, redis: EmbeddedRedis) -> None:
@@ -241,10 +227,8 @@ def test_queue_that_redis_cannot_write_fails_alone(store: SQLStore, redis: Embed
     assert outbox.relay(app) == 1
 
     assert _arrived(redis) == ["good"]
-    reasons = {each: reason for each, (_, reason) in _waiting(store).items()}
-    assert "WRONGTYPE" in reasons["text"]
-    assert "No permissions" in reasons["denied"]
-    app.close()
+    reasons = {each.id: each.reason or "" for each in store.waiting(10)}
+    assert ("WRONGTYPE" in reasons["text"], "No permissions" in reasons["denied"]) == (True, True)
 
 
 def test_messages_outlast_a_redis_that_is_away(store: SQLStore, redis: EmbeddedRedis) -> None:
@@ -260,21 +244,16 @@ def test_messages_outlast_a_redis_that_is_away(store: SQLStore, redis: EmbeddedR
 
     assert outbox.relay(app) == 3
     assert sorted(_arrived(redis)) == ["0", "1", "2"]
-    app.close()
 
 
 # -- several relays
 
 
-def _refused(number: int) -> OutboxMessage:
-    return _message(f"refused {number}", serializer="none such")
-
-
 def test_two_relays_share_what_fails_and_what_does_not(
-    store: SQLStore, redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+    each_store: SQLStore, redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each message is published once, and each failure is counted once, whichever of them met it."""
-    apps = [_app(store, redis.url) for _ in range(2)]
+    store, apps = each_store, [_app(each_store, redis.url) for _ in range(2)]
     _enqueue(store, *(_refused(number) if number % 3 == 0 else _message(str(number)) for number in range(90)))
 
     def drain(app: Celery) -> int:
@@ -284,25 +263,36 @@ def test_two_relays_share_what_fails_and_what_does_not(
         return published
 
     published = race([partial(drain, app) for app in apps])
-    for app in apps:
-        published.append(drain(app))  # what the other had in that moment
+    published += [drain(app) for app in apps]  # what the other had in that moment
 
     assert sum(published) == 60
     assert sorted(_arrived(redis), key=int) == [str(number) for number in range(90) if number % 3]
     logged = Counter(re.findall('task_id="(refused [0-9]+)" ', caplog.text))
-    assert {each: failures for each, (failures, _) in _waiting(store).items()} == logged
-    assert len(logged) == 30
-    for app in apps:
-        app.close()
+    assert (len(logged), _failures(store)) == (30, logged)
 
 
-def test_relay_that_is_killed_loses_nothing_and_forgets_no_failure(store: SQLStore, redis: EmbeddedRedis) -> None:
+def test_relay_that_is_killed_loses_nothing_and_forgets_no_failure(each_store: SQLStore, redis: EmbeddedRedis) -> None:
     """What it had comes back; what it had counted is counted."""
+    store = each_store
     _enqueue(store, _refused(0), *(_message(str(number)) for number in range(5)))
     store.close()
-    status = _in_child(lambda: _die_at(4, lambda: outbox.relay(_app(store, redis.url))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ on fork with threads
+        child = os.fork()
+    if child == 0:
+        sent = iter(range(3))
 
-    assert os.WTERMSIG(status) == signal.SIGKILL
+        def die(**_: Any) -> None:
+            if next(sent, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            before_task_publish.connect(die, weak=False)
+            outbox.relay(_app(store, redis.url))
+        finally:
+            os._exit(0)
+
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert _arrived(redis) == ["0", "1"]
     app = _app(store, redis.url)
     assert outbox.relay(app) == 0, "the dead relay has them still"
@@ -310,45 +300,17 @@ def test_relay_that_is_killed_loses_nothing_and_forgets_no_failure(store: SQLSto
     _make_due(store)
     assert outbox.relay(app) == 5
     assert Counter(_arrived(redis)) == {"0": 2, "1": 2, "2": 1, "3": 1, "4": 1}
-    assert {each: failures for each, (failures, _) in _waiting(store).items()} == {"refused 0": 2}
-    app.close()
+    assert _failures(store) == {"refused 0": 2}
 
 
-def _die_at(number: int, act: Callable[[], object]) -> None:
-    """Be killed as the message of that number is about to be published."""
-    sent = iter(range(1, number + 1))
-
-    def die(**_: Any) -> None:
-        if next(sent) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    before_task_publish.connect(die, weak=False)
-    act()
-
-
-def _in_child(act: Callable[[], None]) -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ on fork with threads
-        child = os.fork()
-    if child == 0:
-        try:
-            act()
-        finally:
-            os._exit(0)
-    return os.waitpid(child, 0)[1]
-
-
-def test_messages_that_fail_leave_room_in_every_look(store: SQLStore, redis: EmbeddedRedis) -> None:
+def test_messages_that_fail_leave_room_in_every_look(each_store: SQLStore, redis: EmbeddedRedis) -> None:
     """Old ones that are due again, more than a look has room for, delay nobody by more than a look."""
-    app = _app(store, redis.url)
+    store, app = each_store, _app(each_store, redis.url)
     _enqueue(store, *map(_refused, range(60)))
-    while outbox.relay(app, limit=20) or min(failures for failures, _ in _waiting(store).values()) == 0:
+    while outbox.relay(app, limit=20) or min(_failures(store).values()) == 0:
         pass
     _make_due(store)
     _enqueue(store, *(_message(str(number)) for number in range(25)))
 
-    looks: Sequence[int] = [outbox.relay(app, limit=20) for _ in range(3)]
-
-    assert looks == [10, 10, 5]
+    assert [outbox.relay(app, limit=20) for _ in range(3)] == [10, 10, 5]
     assert len(_arrived(redis)) == 25
-    app.close()
