@@ -277,7 +277,7 @@ def test_row_that_cannot_be_fetched_hides_none_of_several_pages(
 
 # -- who reads
 
-NO_STEP = ({"charge": "x"}, {"charge": {}}, {"charge": {"base64": "?", "content_type": "t"}})
+NO_STEP: tuple[Any, ...] = ({"charge": "x"}, {"charge": {}}, {"charge": {"base64": "?", "content_type": "t"}})
 
 
 @pytest.mark.parametrize(
