@@ -102,7 +102,11 @@ def test_completion_under_way_when_its_process_died_counts(scene: Scene) -> None
     held = _held(scene.store, GONE)
     said: dict[str, Any] = {"result": "7", "content_type": "application/json", "expires_at": scene.clock.now()}
     done = held.but(status=Status.COMPLETED, revision="done", **said)
-    scene.clock.on_sleep = lambda seconds: scene.store.swap(done, held.revision) and None
+
+    def arrives(seconds: float) -> None:
+        scene.store.swap(done, held.revision)
+
+    scene.clock.on_sleep = arrives
     assert scene.run(lambda attempt: None) == Outcome(7)
     assert scene.runs == 0
 
@@ -134,13 +138,15 @@ class Worker:
     def maintain_pool(self) -> None:
         self.looks += 1
 
-    def goes_on(self) -> None:
+    def goes_on(self, until: Callable[[], Any] = bool) -> Any:
+        """Turn the loop once; whether the condition holds then."""
         if self.loop is not None:
             self.loop.call_soon(lambda: None)
             self.loop.run_once()
+        return until()
 
     def until(self, condition: Callable[[], Any], what: str = "the message went back") -> None:
-        wait_until(lambda: self.goes_on() or condition(), what)
+        wait_until(lambda: self.goes_on(condition), what)
 
 
 @pytest.fixture(params=["loop", "threads"])
@@ -397,7 +403,7 @@ class Sqs:
 
 @pytest.mark.parametrize("error", [None, OSError("away")])
 def test_sqs_shows_the_message_again_at_once(
-    shop: Shop, worker: Worker, error: Any, caplog: pytest.LogCaptureFixture
+    shop: Shop, worker: Worker, error: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Celery's rejection hides it for as long as a worker polls; where that cannot be changed, it comes then.
 
@@ -406,7 +412,7 @@ def test_sqs_shows_the_message_again_at_once(
     caplog.set_level("INFO")
     hanging, lost = threading.Event(), Lost(shop)
     channel = Sqs(lost, error)
-    shop.store.get = lambda key: hanging.wait(30)
+    monkeypatch.setattr(shop.store, "get", lambda key: hanging.wait(30))
     assert lost.fails(worker) == BACK_LEASED
     worker.goes_on()
     assert channel.asked == []
