@@ -1,21 +1,16 @@
 """The author's handlers are told of bodies: once for each, and never of a replay or a postponed delivery."""
 
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from celery import Celery, Task
+from celery import Task
 from celery.signals import task_retry, task_success
 
-from celery_idempotent import IdempotentMixin, IdempotentTask, KeyReused, Policy
-from celery_idempotent.protocol.record import Record
-from celery_idempotent.testing import FaultyStore
-from tests.support.deliveries import an_app, deliver, published, redeliver
-
-
-@pytest.fixture
-def app() -> Celery:
-    return an_app()
+from celery_idempotent import IdempotentMixin, IdempotentTask, Policy
+from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.operation import ended
+from celery_idempotent.protocol.record import Status
+from tests.support.deliveries import Shop
 
 
 class Telling:
@@ -47,219 +42,124 @@ class Below(IdempotentMixin, Telling, Task):
     """And after it."""
 
 
-def _task(app: Celery, body: Any, base: type[Task] = Above, policy: Policy = Policy("order_id")) -> Task:  # noqa: B008
-    return app.task(bind=True, base=base, name=f"task-{uuid4()}", shared=False, idempotent=policy, told=[])(body)
+START = ["before_start"]
+SUCCESS = [*START, "on_success", "after_return SUCCESS"]
+RETRY = [*START, "on_retry ConnectionError"]
+
+
+def _told(shop: Shop, policy: Policy = Policy("order_id"), base: type[Task] = Above) -> list[str]:  # noqa: B008
+    """What the handlers of the shop's task are told."""
+    told: list[str] = []
+    shop.charge = shop.task(policy, name="t", base=base, told=told)
+    return told
+
+
+def _raise(*_: Any) -> None:
+    raise LookupError
+
+
+def _complete_elsewhere(shop: Shop) -> None:
+    shop.change(owner="other")
+    value = Encoded("1", "application/json")
+    done = ended(shop.record, Status.COMPLETED, 1, 10**15, "r", value)
+    assert shop.memory.swap(done, "changed")
 
 
 @pytest.mark.parametrize("base", [Above, Below])
-def test_replays_tell_nobody(app: Celery, base: type[Task]) -> None:
-    """Three duplicates and one body: who counts money in ``on_success`` counts it once."""
-
-    def charge(self: Any, order_id: str) -> str:
-        self.told.append("body")
-        return "charged"
-
-    task = _task(app, charge, base)
-    for _ in range(4):
-        assert deliver(task, "o-1").value == "charged"
-
-    assert task.told == ["before_start", "body", "on_success", "after_return SUCCESS"]
-
-
-def test_replayed_failures_tell_nobody(app: Celery) -> None:
-    """The failure was told when it happened."""
-
-    def charge(self: Any, order_id: str) -> None:
-        raise LookupError
-
-    task = _task(app, charge, policy=Policy("order_id", remember=(LookupError,)))
+@pytest.mark.parametrize(
+    ("policy", "does", "told"),
+    [
+        (Policy("order_id"), lambda shop: "charged", SUCCESS),
+        (
+            Policy("order_id", remember=(LookupError,)),
+            _raise,
+            [*START, "on_failure LookupError", "after_return FAILURE"],
+        ),
+        (Policy("order_id", mode="observe"), lambda shop: "charged", SUCCESS * 3),
+        (Policy("order_id", mode="off"), lambda shop: "charged", SUCCESS * 3),
+        # The other's handlers are told of it.
+        (Policy("order_id"), _complete_elsewhere, START),
+        # Celery reports a failure; the effect has happened, so nobody is told to make up for it.
+        (Policy("order_id"), lambda shop: object(), START),
+    ],
+    ids=["success", "failure", "observe", "off", "another's outcome", "not encodable"],
+)
+def test_duplicates_tell_nobody(base: type[Task], policy: Policy, does: Any, told: list[str]) -> None:
+    """Three deliveries and one body: who counts money in ``on_success`` counts it once; unprotected, each is one."""
+    shop = Shop()
+    heard = _told(shop, policy, base)
+    shop.does = lambda *_: does(shop)
     for _ in range(3):
-        assert deliver(task, "o-1").state == "FAILURE"
+        shop.deliver("o-1")
+    assert heard == told
 
-    assert task.told == ["before_start", "on_failure LookupError", "after_return FAILURE"]
 
-
-def test_refusals_of_the_library_are_told(app: Celery) -> None:
+def test_refusals_of_the_library_are_told() -> None:
     """Nothing else tells the author that this call did not happen."""
-
-    def charge(self: Any, order_id: str, cents: int) -> None: ...
-
-    task = _task(app, charge)
-    deliver(task, "o-1", 500)
-    task.told.clear()
-
-    assert isinstance(deliver(task, "o-1", 999).value, KeyReused)
-
-    assert task.told == ["on_failure KeyReused", "after_return FAILURE"]
+    shop = Shop()
+    told = _told(shop)
+    shop.deliver("o-1", 500)
+    told.clear()
+    shop.deliver("o-1", 999)
+    assert told == ["on_failure KeyReused", "after_return FAILURE"]
 
 
-def test_postponed_deliveries_tell_nobody(app: Celery) -> None:
-    """Neither handlers nor ``before_start``; Celery's signals tell it, with the reason."""
-    app.conf.idempotency_store = FaultyStore(app.conf.idempotency_store, "request lost", "request lost")
-    reasons = []
+def test_postponed_deliveries_tell_nobody_and_retries_of_the_body_are_told() -> None:
+    """Celery's signals tell of a postponed one, with the reason."""
+    shop, reasons = Shop(), list[str]()
+    told = _told(shop)
 
     def retried(reason: Any, **_: Any) -> None:
         reasons.append(type(reason.exc).__name__)
 
-    def charge(self: Any, order_id: str) -> str:
-        return "charged"
+    def charge(*_: Any) -> None:
+        if len(shop.runs) == 1:
+            raise shop.charge.retry(exc=ConnectionError(), countdown=0)
 
-    task = _task(app, charge)
-    task_retry.connect(retried, sender=task)
-    try:
-        assert deliver(task, "o-1").state == "RETRY"
-    finally:
-        task_retry.disconnect(retried, sender=task)
-
-    assert task.told == []
-    assert reasons == ["StoreUnavailable"]
-    (message,) = published(app)
-    assert redeliver(app, message).value == "charged"
-    assert task.told == ["before_start", "on_success", "after_return SUCCESS"]
+    shop.does = charge
+    task_retry.connect(retried, sender=shop.charge)
+    shop.store.faults.extend(["request lost"] * 2)
+    shop.deliver("o-1")
+    task_retry.disconnect(retried, sender=shop.charge)
+    assert (told, reasons) == ([], ["StoreUnavailable"])
+    for _ in range(2):
+        shop.redeliver()
+    assert told == RETRY + SUCCESS
 
 
-def test_retries_of_the_body_are_told(app: Celery) -> None:
-    """They are the author's own."""
-
-    def charge(self: Any, order_id: str) -> str:
-        if self.request.retries == 0:
-            raise self.retry(exc=ConnectionError(), countdown=0)
-        return "charged"
-
-    task = _task(app, charge)
-    deliver(task, "o-1")
-    (message,) = published(app)
-    redeliver(app, message)
-
-    assert task.told == [
-        "before_start",
-        "on_retry ConnectionError",
-        "before_start",
-        "on_success",
-        "after_return SUCCESS",
-    ]
-
-
-def test_body_whose_outcome_another_recorded_tells_nobody(app: Celery) -> None:
-    """The other's handlers are told of it."""
-    store = app.conf.idempotency_store
-    from dataclasses import replace
-
-    from celery_idempotent.protocol.codec import Encoded
-    from celery_idempotent.protocol.operation import ended
-    from celery_idempotent.protocol.record import Status
-
-    def charge(self: Any, order_id: str) -> str:
-        record: Record = next(store.scan())
-        other = replace(record, owner="other", revision="r")
-        assert store.swap(
-            ended(other, Status.COMPLETED, 1, 10**15, "r", Encoded("1", "application/json")), record.revision
-        )
-        return "mine"
-
-    task = _task(app, charge)
-
-    assert deliver(task, "o-1").value == 1
-    assert task.told == ["before_start"]
-
-
-def test_signals_tell_every_delivery(app: Celery) -> None:
+def test_signals_tell_every_delivery() -> None:
     """They serve monitoring: a replay is a delivery that succeeded."""
-    results = []
+    shop, results = Shop(), []
 
     def succeeded(result: Any, **_: Any) -> None:
         results.append(result)
 
-    def charge(self: Any, order_id: str) -> str:
-        return "charged"
-
-    task = _task(app, charge)
-    task_success.connect(succeeded, sender=task)
-    try:
-        for _ in range(2):
-            deliver(task, "o-1")
-    finally:
-        task_success.disconnect(succeeded, sender=task)
-
-    assert results == ["charged", "charged"]
-
-
-@pytest.mark.parametrize("mode", ["observe", "off"])
-def test_unprotected_bodies_tell_as_ever(app: Celery, mode: Any) -> None:
-    """Every body is one."""
-
-    def charge(self: Any, order_id: str) -> str:
-        return "charged"
-
-    task = _task(app, charge, policy=Policy("order_id", mode=mode))
+    task_success.connect(succeeded, sender=shop.charge)
     for _ in range(2):
-        deliver(task, "o-1")
-
-    assert task.told == ["before_start", "on_success", "after_return SUCCESS"] * 2
-
-
-def test_handlers_that_annotations_bring_are_told_of_bodies_only(app: Celery) -> None:
-    """So are those given as options."""
-    told = []
-
-    def on_success(self: Any, *args: Any) -> None:
-        told.append("annotated")
-
-    def after_return(self: Any, *args: Any) -> None:
-        told.append("option")
-
-    name = f"task-{uuid4()}"
-    app.conf.task_annotations = {name: {"on_success": on_success}}
-
-    def charge(order_id: str) -> str:
-        return "charged"
-
-    task = app.task(base=IdempotentTask, name=name, shared=False, after_return=after_return)(charge)
-    for _ in range(3):
-        deliver(task, "o-1")
-
-    assert told == ["annotated", "option"]
+        shop.deliver("o-1")
+    task_success.disconnect(succeeded, sender=shop.charge)
+    assert results == ["charged 1"] * 2
 
 
-def test_handlers_that_a_workers_main_process_calls_are_told(app: Celery) -> None:
-    """Such as ``on_failure`` of a task whose time limit or process ended: there is no delivery in that process."""
-
-    def charge(self: Any, order_id: str) -> None: ...
-
-    task = _task(app, charge)
-
-    task.on_failure(TimeoutError(), "id", (), {}, None)
-
-    assert task.told == ["on_failure TimeoutError"]
-
-
-def test_handlers_may_be_static(app: Celery) -> None:
-    """As any method may."""
-    told = []
+def test_handlers_that_annotations_or_options_bring_are_told_of_bodies_only() -> None:
+    """And those that are static, as any method may be."""
+    told: list[str] = []
 
     class Static(IdempotentTask):
         @staticmethod
-        def on_success(retval: Any, *args: Any) -> None:
-            told.append(retval)
+        def before_start(*args: Any) -> None:
+            told.append("static")
 
-    def charge(order_id: str) -> str:
-        return "charged"
-
-    task = app.task(base=Static, name=f"task-{uuid4()}", shared=False)(charge)
-    for _ in range(2):
-        deliver(task, "o-1")
-
-    assert told == ["charged"]
+    shop = Shop(task_annotations={"t": {"on_success": lambda self, *args: told.append("annotated")}})
+    shop.charge = shop.task(name="t", base=Static, after_return=lambda self, *args: told.append("option"))
+    for _ in range(3):
+        shop.deliver("o-1")
+    assert told == ["static", "annotated", "option"]
 
 
-def test_result_that_celery_cannot_encode_is_no_failure_of_the_body(app: Celery) -> None:
-    """Celery reports a failure; the effect has happened and is recorded, so nobody is told to make up for it."""
-    app.conf.result_backend_transport_options = {}
-
-    def charge(self: Any, order_id: str) -> Any:
-        return object()
-
-    task = _task(app, charge)
-
-    assert deliver(task, "o-1").state == "FAILURE"
-    assert task.told == ["before_start"]
+def test_handlers_that_a_workers_main_process_calls_are_told() -> None:
+    """Such as ``on_failure`` of a task whose time limit or process ended: there is no delivery in that process."""
+    shop = Shop()
+    told = _told(shop)
+    shop.charge.on_failure(TimeoutError(), "id", (), {}, None)
+    assert told == ["on_failure TimeoutError"]

@@ -28,52 +28,75 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
 
 TIMEOUT = 20
+ONCE = {"text": AtMostOnce()}
+AWAY = [
+    pytest.param("rerun", Status.RELEASED, id="rerun"),
+    pytest.param("refuse", Status.UNKNOWN, id="refuse"),
+]
 
 
 class Slow(FaultyStore):
     """Writes wait until they may go on; the loop hears of each one that waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_write: bool = True) -> None:
         super().__init__(MemoryStore())
         self.waiting = threading.Semaphore(0)
         self.may_write = threading.Event()
+        if may_write:
+            self.may_write.set()
         self.before_swap = self._wait
 
     def _wait(self, record: Record) -> None:
         self.waiting.release()
         assert self.may_write.wait(TIMEOUT)
 
-    async def until_one_waits(self) -> None:
-        assert await asyncio.to_thread(self.waiting.acquire, timeout=TIMEOUT)
+    async def until_waiting(self, writes: int = 1) -> None:
+        """Until so many writes have begun."""
+        for _ in range(writes):
+            assert await asyncio.to_thread(self.waiting.acquire, timeout=TIMEOUT)
 
     @property
-    def statuses(self) -> list[Status]:
-        return [each.status for each in self.scan()]
+    def told(self) -> list[tuple[Status, int]]:
+        """Status and number of steps of each record."""
+        return [(each.status, len(each.steps)) for each in self.scan()]
+
+    def function(self, body: Callable[[], Coroutine[Any, Any, Any]], **policy: Any) -> Any:
+        """What an author would write."""
+
+        @idempotent(Policy("order", **policy), store=self)
+        async def charge(order: str) -> Any:
+            return await body()
+
+        return charge
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, TIMEOUT))
 
 
-def a_charge(store: Slow, body: Callable[[], Coroutine[Any, Any, Any]], **policy: Any) -> Any:
-    @idempotent(Policy("order", **policy), store=store)
-    async def charge(order: str) -> Any:
-        return await body()
+async def _never() -> None:
+    raise AssertionError
 
-    return charge
+
+def _threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "celery-idempotent"]
+
+
+def _join_threads() -> None:
+    for each in _threads():
+        each.join(TIMEOUT)
 
 
 def test_loop_goes_on_while_the_store_is_waited_for() -> None:
     """A claim, a step and a completion that hang block nobody else."""
-    store = Slow()
-    beats = 0
+    store, beats = Slow(may_write=False), 0
 
     async def body() -> str:
         return await current_attempt().astep("charge", lambda step: asyncio.sleep(0, "ch_1"))
 
     async def test() -> None:
         nonlocal beats
-        charged = asyncio.create_task(a_charge(store, body)("o-1"))
+        charged = asyncio.create_task(store.function(body)("o-1"))
         while not charged.done():
             await asyncio.sleep(0.001)
             beats += 1
@@ -82,75 +105,49 @@ def test_loop_goes_on_while_the_store_is_waited_for() -> None:
 
     run(test())
     assert beats > 5
-    assert store.statuses == [Status.COMPLETED]
+    assert store.told == [(Status.COMPLETED, 0)]
 
 
 def test_body_runs_in_its_callers_task_and_context() -> None:
     """What it sets and who it is are what they are without this."""
-    seen = contextvars.ContextVar("seen", default="nothing")
-    store = Slow()
-    store.may_write.set()
-    tasks = []
+    seen, tasks = contextvars.ContextVar("seen", default="nothing"), list[Any]()
 
     async def body() -> None:
         tasks.append(asyncio.current_task())
         seen.set("by the body")
 
     async def test() -> None:
-        await a_charge(store, body)("o-1")
+        await Slow().function(body)("o-1")
         assert tasks == [asyncio.current_task()]
         assert seen.get() == "by the body"
 
     run(test())
 
 
+# -- cancelled
+
+
 @pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
 def test_call_that_is_cancelled_before_it_has_begun_gives_its_claim_back(on_takeover: str) -> None:
     """Nothing has happened, so nothing is in doubt, whatever the policy."""
-    store = Slow()
-    begun = []
-
-    async def body() -> None:
-        begun.append(1)
+    store = Slow(may_write=False)
 
     async def test() -> None:
-        charging = asyncio.create_task(a_charge(store, body, on_takeover=on_takeover)("o-1"))
-        await store.until_one_waits()
+        charging = asyncio.create_task(store.function(_never, on_takeover=on_takeover)("o-1"))
+        await store.until_waiting()
         charging.cancel()
         store.may_write.set()
         with pytest.raises(asyncio.CancelledError):
             await charging
-        assert store.statuses == [Status.RELEASED]
+        assert store.told == [(Status.RELEASED, 0)]
 
     run(test())
-    assert not begun
 
 
-def test_call_that_is_closed_before_it_has_begun_gives_its_claim_back() -> None:
-    """A loop that stopped while the store was asked."""
-    store = Slow()
-    loop = asyncio.new_event_loop()
-
-    async def body() -> None:
-        raise AssertionError
-
-    coroutine = a_charge(store, body)("o-1")
-    task = loop.create_task(coroutine)
-    loop.run_until_complete(store.until_one_waits())
-    _drop(loop, task, coroutine)
-    store.may_write.set()
-
-    _join_threads()
-    assert store.statuses == [Status.RELEASED]
-
-
-@pytest.mark.parametrize(
-    ("on_takeover", "status"), [("rerun", Status.RELEASED), ("refuse", Status.UNKNOWN)], ids=["rerun", "refuse"]
-)
+@pytest.mark.parametrize(("on_takeover", "status"), AWAY)
 def test_call_that_is_cancelled_in_its_body_has_ended_when_its_caller_knows(on_takeover: str, status: Status) -> None:
     """Its claim is given back, or in doubt; the caller can ask again at once."""
     store = Slow()
-    store.may_write.set()
 
     async def test() -> None:
         begun = asyncio.Event()
@@ -159,40 +156,35 @@ def test_call_that_is_cancelled_in_its_body_has_ended_when_its_caller_knows(on_t
             begun.set()
             await asyncio.sleep(TIMEOUT)
 
-        charging = asyncio.create_task(a_charge(store, body, on_takeover=on_takeover)("o-1"))
+        charging = asyncio.create_task(store.function(body, on_takeover=on_takeover)("o-1"))
         await begun.wait()
         charging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await charging
-        assert store.statuses == [status]
+        assert store.told == [(status, 0)]
 
     run(test())
 
 
 def test_call_that_is_cancelled_after_its_body_is_recorded_all_the_same() -> None:
     """The effect has happened; who asked has left, and the thread goes on by itself."""
-    store = Slow()
-    store.may_write.set()
+    store, complaints = Slow(), list[Any]()
 
-    complaints: list[Any] = []
+    async def body() -> str:
+        store.may_write.clear()
+        return "charged"
 
     async def test() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, about: complaints.append(about))
-
-        async def body() -> str:
-            store.may_write.clear()
-            return "charged"
-
-        charge = a_charge(store, body)
+        charge = store.function(body)
         charging = asyncio.create_task(charge("o-1"))
-        await store.until_one_waits()  # the claim
-        await store.until_one_waits()  # the completion
+        await store.until_waiting(2)  # the claim and the completion
         assert not any(each.daemon for each in _threads())  # or the interpreter would not wait for them
         charging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await charging
         store.may_write.set()
-        while store.statuses != [Status.COMPLETED]:
+        while store.told != [(Status.COMPLETED, 0)]:
             await asyncio.sleep(0.001)
         assert await charge("o-1") == "charged"
 
@@ -201,113 +193,88 @@ def test_call_that_is_cancelled_after_its_body_is_recorded_all_the_same() -> Non
 
 
 def test_cancelled_step_is_in_doubt_only_if_it_had_begun() -> None:
-    """A call that was never made had no effect, also where it may happen at most once."""
-    store = Slow()
-    store.may_write.set()
-    made: list[str] = []
+    """A call that was never made had no effect, also where it may happen at most once; else a person resolves it."""
+    store, made = Slow(), list[str]()
 
     async def send(step: Step) -> None:
         made.append(step.name)
+        await asyncio.sleep(TIMEOUT)
 
-    async def test() -> None:
-        async def body() -> None:
+    async def begin(*, is_slow: bool) -> None:
+        if is_slow:
             store.may_write.clear()
-            await current_attempt().astep("text", send)
-
-        charge = a_charge(store, body, effects={"text": AtMostOnce()})
-        charging = asyncio.create_task(charge("o-1"))
-        await store.until_one_waits()  # the claim
-        await store.until_one_waits()  # the step's beginning
-        charging.cancel()
-        store.may_write.set()
-        with pytest.raises(asyncio.CancelledError):
-            await charging
-        assert not made
-        (record,) = store.scan()
-        assert not record.steps
-
-    run(test())
-
-
-def test_step_that_had_begun_is_in_doubt() -> None:
-    """The call was made and nobody knows of its end: a person resolves it."""
-    store = Slow()
-    store.may_write.set()
+        await current_attempt().astep("text", send)
 
     async def test() -> None:
-        begun = asyncio.Event()
-
-        async def send(step: Step) -> None:
-            begun.set()
-            await asyncio.sleep(TIMEOUT)
-
-        async def body() -> None:
-            await current_attempt().astep("text", send)
-
-        charge = a_charge(store, body, effects={"text": AtMostOnce()})
-        charging = asyncio.create_task(charge("o-1"))
-        await begun.wait()
-        charging.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await charging
+        for is_slow, told in ((True, [(Status.RELEASED, 0)]), (False, [(Status.RELEASED, 1)])):
+            charge = store.function(lambda: begin(is_slow=is_slow), effects=ONCE)  # noqa: B023
+            charging = asyncio.create_task(charge("o-1"))
+            await store.until_waiting(2)  # the claim and the step's beginning
+            while not (is_slow or made):
+                await asyncio.sleep(0.001)
+            charging.cancel()
+            store.may_write.set()
+            with pytest.raises(asyncio.CancelledError):
+                await charging
+            assert (store.told, made) == (told, [] if is_slow else ["text"])
+            while store.waiting.acquire(blocking=False):
+                pass
         with pytest.raises(OutcomeUnknown):
             await charge("o-1")
 
     run(test())
 
 
-def test_coroutine_that_is_dropped_ends_its_claim() -> None:
-    """A loop that stopped in the midst leaves no thread waiting for ever."""
-    store = Slow()
-    store.may_write.set()
-    loop = asyncio.new_event_loop()
+# -- loops that stop
 
+
+def _drop(loop: asyncio.AbstractEventLoop, task: Any, coroutine: Coroutine[Any, Any, Any]) -> None:
+    coroutine.close()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    task._log_destroy_pending = False  # asyncio's own switch: it is left pending on purpose
+
+
+def _stopping(loop: asyncio.AbstractEventLoop) -> Callable[[], Coroutine[Any, Any, None]]:
     async def body() -> None:
         loop.stop()
         await asyncio.sleep(TIMEOUT)
 
-    coroutine = a_charge(store, body)("o-1")
+    return body
+
+
+def test_call_that_is_closed_before_it_has_begun_gives_its_claim_back() -> None:
+    """A loop that stopped while the store was asked."""
+    store, loop = Slow(may_write=False), asyncio.new_event_loop()
+    coroutine = store.function(_never)("o-1")
+    task = loop.create_task(coroutine)
+    loop.run_until_complete(store.until_waiting())
+    _drop(loop, task, coroutine)
+    store.may_write.set()
+
+    _join_threads()
+    assert store.told == [(Status.RELEASED, 0)]
+
+
+@pytest.mark.parametrize(("mode", "told"), [("enforce", [(Status.RELEASED, 0)]), ("off", [])])
+def test_coroutine_that_is_dropped_ends_its_claim(mode: str, told: Any) -> None:
+    """A loop that stopped in the midst leaves no thread waiting for ever; one without a claim says nothing of it."""
+    store, loop = Slow(), asyncio.new_event_loop()
+    coroutine = store.function(_stopping(loop), mode=mode)("o-1")
     task = loop.create_task(coroutine)
     loop.run_forever()
     _drop(loop, task, coroutine)
 
     _join_threads()
-    assert store.statuses == [Status.RELEASED]
-
-
-@pytest.mark.parametrize("limit", [RuntimeError("can't start new thread"), MemoryError()], ids=["threads", "memory"])
-def test_call_that_no_thread_can_wait_for_runs_nothing_and_may_be_made_again(
-    monkeypatch: pytest.MonkeyPatch, limit: Exception
-) -> None:
-    """A process at its limit tells it as the heartbeat does."""
-    store = Slow()
-    store.may_write.set()
-
-    async def body() -> None:
-        raise AssertionError
-
-    def refuse(thread: threading.Thread) -> None:
-        raise limit
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(StoreUnavailable, match="no thread can be started"):
-        asyncio.run(a_charge(store, body)("o-1"))
-    assert store.statuses == []
+    assert store.told == told
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "left by its thread"])
 def test_loop_that_ends_before_the_body_ends_its_claim(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
     """Its program keeps the coroutine, so nothing closes that; the interpreter must not wait for the body for ever."""
     monkeypatch.setattr(loops, "_LOOK_EVERY", 0.01)
-    store = Slow()
-    store.may_write.set()
-    loop = asyncio.new_event_loop()
-
-    async def body() -> None:
-        loop.stop()
-        await asyncio.sleep(TIMEOUT)
-
-    coroutine = a_charge(store, body)("o-1")
+    store, loop = Slow(), asyncio.new_event_loop()
+    coroutine = store.function(_stopping(loop))("o-1")
 
     def leave() -> None:
         task: Any = loop.create_task(coroutine)
@@ -321,40 +288,28 @@ def test_loop_that_ends_before_the_body_ends_its_claim(monkeypatch: pytest.Monke
     thread.join(TIMEOUT)
 
     _join_threads()
-    assert store.statuses == [Status.RELEASED]
+    assert store.told == [(Status.RELEASED, 0)]
     coroutine.close()
     loop.close()
 
 
-def test_coroutine_of_an_unprotected_body_can_be_dropped() -> None:
-    """It is closed in another context than it ran in, and says nothing of it."""
-    loop = asyncio.new_event_loop()
-
-    async def body() -> None:
-        loop.stop()
-        await asyncio.sleep(TIMEOUT)
-
-    coroutine = a_charge(Slow(), body, mode="off")("o-1")
-    task = loop.create_task(coroutine)
-    loop.run_forever()
-
-    _drop(loop, task, coroutine)
+# -- errors
 
 
-def _drop(loop: asyncio.AbstractEventLoop, task: Any, coroutine: Coroutine[Any, Any, Any]) -> None:
-    coroutine.close()
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
-    task._log_destroy_pending = False  # asyncio's own switch: it is left pending on purpose
+@pytest.mark.parametrize("limit", [RuntimeError("can't start new thread"), MemoryError()], ids=["threads", "memory"])
+def test_call_that_no_thread_can_wait_for_runs_nothing_and_may_be_made_again(
+    monkeypatch: pytest.MonkeyPatch, limit: Exception
+) -> None:
+    """A process at its limit tells it as the heartbeat does."""
+    store = Slow()
 
+    def refuse(thread: threading.Thread) -> None:
+        raise limit
 
-def _join_threads() -> None:
-    for each in _threads():
-        each.join(TIMEOUT)
-
-
-def _threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "celery-idempotent"]
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(StoreUnavailable, match="thread"):
+        asyncio.run(store.function(_never)("o-1"))
+    assert store.told == []
 
 
 def test_errors_of_the_thread_and_of_the_call_are_the_callers() -> None:
@@ -371,78 +326,13 @@ def test_errors_of_the_thread_and_of_the_call_are_the_callers() -> None:
         raise LeaseLost("key", 1)
 
     async def test() -> None:
-        with pytest.raises(ValueError, match="declined") as raised:
-            await awaited(lambda call: call("given"), fails)
-        assert raised.value is declined
-        with pytest.raises(ValueError, match="declined"):
-            await awaited(lambda call: call("given"), is_no_coroutine_function)
+        for call in (fails, is_no_coroutine_function):
+            with pytest.raises(ValueError, match="declined") as raised:
+                await awaited(lambda call: call("given"), call)
+            assert raised.value is declined
         with pytest.raises(LeaseLost):
             await awaited(refuses, fails)
         assert await awaited(lambda call: "without a call", fails) == "without a call"
-
-    run(test())
-
-
-def test_step_without_a_claim_is_awaited_too() -> None:
-    """A body that runs unprotected makes it each time."""
-
-    async def test() -> None:
-        attempt = Attempt(lambda: Identity("key", None))
-        assert await attempt.astep("charge", lambda step: asyncio.sleep(0, step.name)) == "charge"
-
-    run(test())
-
-
-@pytest.mark.parametrize(
-    ("unfinished", "remedy"),
-    [
-        (lambda _: asyncio.sleep(0), r"unfinished coroutine, so it has not run; write await attempt\.astep"),
-        (lambda _: (each for each in [1]), "unfinished generator, so it has not run; return a list"),
-    ],
-)
-@pytest.mark.parametrize("effects", [{}, {"charge": AtMostOnce()}])
-def test_step_whose_call_has_still_to_run_is_not_recorded_as_done(
-    unfinished: Callable[[Step], Any], remedy: str, effects: dict[str, Any]
-) -> None:
-    """``await attempt.step(...)`` would record the step first and make its call then, or never."""
-    store = Slow()
-    store.may_write.set()
-
-    async def body() -> Any:
-        return await current_attempt().step("charge", unfinished)
-
-    with pytest.raises(PolicyError, match=remedy):
-        asyncio.run(a_charge(store, body, effects=effects)("o-1"))
-    assert not any(isinstance(each, Finished) for record in store.scan() for each in record.steps.values())
-    with pytest.raises(PolicyError, match=remedy):
-        Attempt(lambda: Identity("key", None)).step("charge", unfinished)
-
-
-@pytest.mark.parametrize("role", ["fence", "probe", "act"])
-def test_fenced_step_runs_each_of_its_calls_or_none_counts(role: str) -> None:
-    """A fence that was never awaited shuts nobody out."""
-    calls: dict[str, Callable[[Step], Any]] = dict.fromkeys(("fence", "probe", "act"), lambda _: None)
-    attempt = Attempt(lambda: Identity("key", None))
-
-    with pytest.raises(PolicyError, match="unfinished coroutine"):
-        attempt.fenced_step("index", **{**calls, role: lambda _: asyncio.sleep(0)})
-
-
-@pytest.mark.parametrize("call", [None, lambda: asyncio.sleep(0)], ids=["no function", "without the step"])
-def test_step_that_cannot_be_called_is_refused_before_it_begins(call: Any) -> None:
-    """As :meth:`Attempt.step` does: nothing has happened, also where it may happen at most once."""
-    store = Slow()
-    store.may_write.set()
-
-    async def body() -> None:
-        await current_attempt().astep("text", call)
-
-    async def test() -> None:
-        with pytest.raises(PolicyError, match="text"):
-            await a_charge(store, body, effects={"text": AtMostOnce()})("o-1")
-        assert store.statuses == [Status.RELEASED]
-        (record,) = store.scan()
-        assert not record.steps
 
     run(test())
 
@@ -456,3 +346,50 @@ def test_foreign_thread_that_is_said_to_be_gone_is_gone(said: type[Exception]) -
             raise said
 
     assert not loops._is_alive(Dummy())
+
+
+# -- steps that are awaited
+
+UNPROTECTED = Attempt(lambda: Identity("key", None))
+
+
+def test_step_without_a_claim_is_awaited_too() -> None:
+    """A body that runs unprotected makes it each time."""
+    assert asyncio.run(UNPROTECTED.astep("charge", lambda step: asyncio.sleep(0, step.name))) == "charge"
+
+
+@pytest.mark.parametrize("unfinished", [lambda _: asyncio.sleep(0), lambda _: (each for each in [1])])
+@pytest.mark.parametrize("effects", [{}, {"charge": AtMostOnce()}])
+def test_step_whose_call_has_still_to_run_is_not_recorded_as_done(unfinished: Any, effects: dict[str, Any]) -> None:
+    """``await attempt.step(...)`` would record the step first and make its call then, or never."""
+    store = Slow()
+
+    async def body() -> Any:
+        return await current_attempt().step("charge", unfinished)
+
+    with pytest.raises(PolicyError, match="unfinished"):
+        asyncio.run(store.function(body, effects=effects)("o-1"))
+    with pytest.raises(PolicyError, match="unfinished"):
+        UNPROTECTED.step("charge", unfinished)
+    assert not any(isinstance(each, Finished) for record in store.scan() for each in record.steps.values())
+
+
+@pytest.mark.parametrize("role", ["fence", "probe", "act"])
+def test_fenced_step_runs_each_of_its_calls_or_none_counts(role: str) -> None:
+    """A fence that was never awaited shuts nobody out."""
+    calls: dict[str, Any] = dict.fromkeys(("fence", "probe", "act"), lambda _: None)
+    with pytest.raises(PolicyError, match="unfinished"):
+        UNPROTECTED.fenced_step("index", **{**calls, role: lambda _: asyncio.sleep(0)})
+
+
+@pytest.mark.parametrize("call", [None, lambda: asyncio.sleep(0)], ids=["no function", "without the step"])
+def test_step_that_cannot_be_called_is_refused_before_it_begins(call: Any) -> None:
+    """As :meth:`Attempt.step` does: nothing has happened, also where it may happen at most once."""
+    store = Slow()
+
+    async def body() -> None:
+        await current_attempt().astep("text", call)
+
+    with pytest.raises(PolicyError, match="text"):
+        asyncio.run(store.function(body, effects=ONCE)("o-1"))
+    assert store.told == [(Status.RELEASED, 0)]
