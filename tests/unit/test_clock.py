@@ -1,10 +1,13 @@
-"""Time in which the machine was suspended counts: a lease goes on in it, and so do other workers."""
+"""Clocks: time in which the machine was suspended counts, and a server's clock is read off its replies."""
+# mypy: allow-untyped-decorators
 
 import sys
 import time
 from types import FunctionType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from celery_idempotent import clock
 from celery_idempotent.engine.breaker import Breaker
@@ -12,7 +15,11 @@ from celery_idempotent.engine.claim import Claim, end_lease
 from celery_idempotent.engine.delivery import Delivery, Outcome
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.stores.clock import ServerClock
-from tests.support.scene import Scene
+from celery_idempotent.testing import FakeClock
+from tests.support.scene import Scene, raising
+
+SERVER = 1_800_000_000_000
+NEVER = raising(AssertionError("the server was asked although a reply had told its time"))
 
 
 @pytest.fixture
@@ -32,54 +39,87 @@ def test_the_clock_is_the_one_that_goes_on_in_suspend(
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(time, name, 42, raising=False)
     monkeypatch.setattr(time, "clock_gettime", asked.append)
-
     clock.counting_suspend()
-
     assert asked == [42]
 
 
-@pytest.mark.parametrize("absent", ["the name", "the clock"])
-def test_a_system_without_such_a_clock_has_pythons_own(absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("platform", "gettime"), [("win32", time.clock_gettime), (sys.platform, raising(OSError()))])
+def test_a_system_without_such_a_clock_has_pythons_own(
+    platform: str, gettime: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Windows has no such function; an old kernel or a sandbox refuses."""
-
-    def refuse(clock: int) -> float:
-        raise OSError
-
-    if absent == "the name":
-        monkeypatch.setattr(sys, "platform", "win32")
-    else:
-        monkeypatch.setattr(time, "clock_gettime", refuse)
-
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(time, "clock_gettime", gettime)
     assert clock.counting_suspend() is time.monotonic
 
 
 def test_an_attempt_that_slept_past_its_lease_asks_before_it_acts(suspended: list[float]) -> None:
     """Another worker has completed meanwhile: the call of the next step is not made."""
-    scene, calls = Scene(), list[object]()
+    scene = Scene()
     scene.clock.monotonic = lambda: clock.monotonic()  # type: ignore[method-assign]
     scene.heartbeat = Heartbeat(time)  # it sleeps, and does not renew as soon as the machine is awake
 
     def body(attempt: object) -> None:
         suspended[0] = 3600
         scene.steal()
-        attempt.step("charge", calls.append)  # type: ignore[attr-defined]
+        attempt.step("charge", scene.call)  # type: ignore[attr-defined]
 
     assert scene.perform(body) == Outcome("theirs")
-    assert not calls
+    assert not scene.calls
 
 
 @pytest.mark.parametrize("owner", [Claim.__init__, Delivery.__init__, Heartbeat.__init__, Breaker.__init__, end_lease])
 def test_whatever_counts_a_lease_counts_by_that_clock(owner: FunctionType) -> None:
     """By default; a test of theirs gives another."""
-    defaults = (*(owner.__defaults__ or ()), *(owner.__kwdefaults__ or {}).values())
-
-    assert clock in defaults
+    assert clock in (*(owner.__defaults__ or ()), *(owner.__kwdefaults__ or {}).values())
 
 
-def test_the_servers_time_goes_on_while_this_machine_is_suspended(suspended: list[float]) -> None:
+def test_a_servers_time_goes_on_while_this_machine_is_suspended(suspended: list[float]) -> None:
     """What was learned of its clock is an offset to a clock that goes on, too."""
     server = ServerClock(lambda: 1_000_000)
     before = server.now()
     suspended[0] = 3600
-
     assert server.now() - before >= 3_600_000
+
+
+def test_a_server_is_asked_once_when_nothing_is_known() -> None:
+    """The first look costs a request, the next ones none."""
+    local, asked = FakeClock(5_000), list[int]()
+    server = ServerClock(lambda: asked.append(1) or SERVER, local.now)  # type: ignore[func-returns-value]
+    for passed in (0, 250):
+        local.advance(passed)
+        assert abs(server.now() - SERVER - passed) <= 1
+    assert asked == [1]
+
+
+def test_slow_replies_do_not_move_a_servers_time() -> None:
+    """A reply that agrees with what is known changes nothing, however long it was on its way."""
+    local = FakeClock(5_000)
+    server = ServerClock(NEVER, local.now)
+    server.learn(SERVER, server.before_asking())
+    before = server.now() - local.now()
+    asked_at = server.before_asking()
+    local.advance(2_000)
+    server.learn(SERVER + 1_900, asked_at)
+    assert server.now() - local.now() == before
+
+
+@given(
+    st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 5_000)), min_size=1, max_size=20),
+)
+def test_a_servers_time_is_never_further_off_than_the_fastest_trip(
+    offsets: list[int], trips: list[tuple[int, int]]
+) -> None:
+    """Plus the millisecond that is cut off; also after its clock was set, far enough for it to be seen."""
+    local = FakeClock(5_000)
+    server, offset = ServerClock(NEVER, local.now), offsets[0]
+    for each in offsets:
+        offset = each if abs(each - offset) > 20_000 else offset
+        for there, back in trips:
+            asked_at = server.before_asking()
+            local.advance(there)
+            answered = local.now() + offset
+            local.advance(back)
+            server.learn(answered, asked_at)
+        assert abs(server.now() - (local.now() + offset)) <= min(map(sum, trips)) + 1
