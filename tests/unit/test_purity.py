@@ -37,7 +37,6 @@ def test_connections_and_processes_are_refused(act: Callable[[], object], event:
     """The refusal is raised where it is asked for, and kept for the end of the test."""
     with pytest.raises(Impure, match=event):
         act()
-
     assert refusals == [event]
     refusals.clear()
 
