@@ -92,7 +92,8 @@ def test_a_judged_record_proves_it_for_a_year_and_its_outcome_counts_for_retain(
 ) -> None:
     """Whoever asks after ``retain`` finds who has decided; a key that is used again runs again, and keeps it."""
     seen = _stored(store, status=Status.IN_PROGRESS if action is Action.RELEASE else Status.UNKNOWN)
-    judged_at, told = clock.now(), {"keep": YEAR, "by": "ann", "reason": "asked"}
+    judged_at = clock.now()
+    told: dict[str, Any] = {"keep": YEAR, "by": "ann", "reason": "asked"}
     if action is Action.COMPLETED:
         outcome = judge(store, seen.key, **COMPLETED, retain=9_000, **told)
     else:
