@@ -11,22 +11,19 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from celery import Celery, states
 from celery.result import AsyncResult
 from kombu.exceptions import EncodeError
 
-from celery_idempotent import IdempotentTask, Policy, PolicyError, Status
+from celery_idempotent import Policy, PolicyError, Status
 from celery_idempotent.integration.binding import body_signature, refuse_unfinished
-from tests.support.deliveries import an_app, deliver
+from tests.support.deliveries import Ended, Shop, an_app, deliver
+
+ORDER = Policy("order_id")
 
 
 @pytest.fixture
-def app() -> Celery:
-    return an_app()
-
-
-def _task(app: Celery, body: Any, **options: Any) -> Any:
-    return app.task(base=IdempotentTask, shared=False, lazy=False, name="t", **options)(body)
+def shop() -> Shop:
+    return Shop()
 
 
 async def charge(order_id: int) -> str:
@@ -42,46 +39,19 @@ async def later_lines(order_id: int) -> Any:
     yield order_id
 
 
-def run_by_asyncio(body: Callable[..., Any]) -> Callable[..., Any]:
-    """A synchronous function of an ``async def``, in the way that many write it."""
+def around(run: Callable[[Any], Any], body: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that does something with what it has called."""
 
     @functools.wraps(body)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return asyncio.run(body(*args, **kwargs))
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return run(body(*args, **kwargs))
 
-    return run
+    return wrapper
 
 
 def just_logged(body: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that forgets that what it wraps may be async."""
-
-    @functools.wraps(body)
-    def logged(*args: Any, **kwargs: Any) -> Any:
-        return body(*args, **kwargs)
-
-    return logged
-
-
-def gathered(body: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(body)
-    def gather(order_id: int) -> list[Any]:
-        return list(body(order_id))
-
-    return gather
-
-
-@pytest.mark.parametrize("options", [{}, {"autoretry_for": (ValueError,)}, {"pydantic": True}])
-def test_a_synchronous_wrapper_of_an_async_body_is_a_body(app: Celery, options: dict[str, Any]) -> None:
-    """It has run when it returns; its arguments are those of what it wraps."""
-    task = _task(app, run_by_asyncio(charge), idempotent=Policy(key="order_id"), **options)
-
-    assert deliver(task, 7).value == deliver(task, order_id=7).value == "charged 7"
-    assert deliver(task, 8).value == "charged 8"
-
-
-def test_a_synchronous_wrapper_of_a_generator_is_a_body(app: Celery) -> None:
-    """So is one that makes a list of what a generator gives."""
-    assert deliver(_task(app, gathered(lines)), 7).value == [7]
+    """One that forgets that what it wraps may be async."""
+    return around(lambda called: called, body)
 
 
 @contextmanager
@@ -100,52 +70,58 @@ class Tracing:
         return await self.body(order_id)
 
 
-@pytest.mark.parametrize("options", [{}, {"autoretry_for": (ValueError,)}, {"pydantic": True}, {"bind": True}])
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (ValueError,)}, {"pydantic": True}])
 @pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (charge, r"^body=async def charge: .*test_bodies\.py, line \d+: an async body"),
-        (later_lines, r"^body=async def later_lines: .*test_bodies\.py, line \d+: an async body"),
-        (lines, r"^body=def lines: .*test_bodies\.py, line \d+: a generator"),
-    ],
+    ("body", "result"),
+    [(around(asyncio.run, charge), "charged 7"), (around(list, lines), [7])],
+    ids=["of an async body", "of a generator"],
 )
+def test_a_synchronous_wrapper_is_a_body(shop: Shop, body: Any, result: Any, options: dict[str, Any]) -> None:
+    """It has run when it returns; its arguments are those of what it wraps."""
+    task = shop.task(ORDER, body, "t", **options)
+    assert deliver(task, 7) == deliver(task, order_id=7) == Ended("SUCCESS", result)
+    assert task.idempotency_key_for(7) == task.idempotency_key_for(order_id=7) != task.idempotency_key_for(8)
+
+
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (ValueError,)}, {"pydantic": True}, {"bind": True}])
+@pytest.mark.parametrize("body", [charge, later_lines, lines], ids=["async", "async generator", "generator"])
 def test_a_body_that_returns_before_it_runs_is_refused_at_definition(
-    app: Celery, body: Any, reason: str, options: dict[str, Any]
+    shop: Shop, body: Any, options: dict[str, Any]
 ) -> None:
-    """Under Celery's own wrappers, too."""
-    with pytest.raises(PolicyError, match=f"{reason} runs only after its claim"):
-        _task(app, body, **options)
+    """Under Celery's own wrappers, too; the error says where the body was written."""
+    with pytest.raises(PolicyError) as raised:
+        shop.task(None, body, "t", **options)
+    kind = f"{'def' if body is lines else 'async def'} {body.__name__}"
+    assert (raised.value.option, raised.value.value) == ("body", kind)
+    assert f"{__file__}, line {body.__code__.co_firstlineno}: " in raised.value.remedy
 
 
 @pytest.mark.parametrize("body", [Tracing(charge), contextmanager(lines), quietly()(charge)])
-def test_what_hides_such_a_body_and_adds_nothing_is_refused_at_definition(app: Celery, body: Any) -> None:
+def test_what_hides_such_a_body_and_adds_nothing_is_refused_at_definition(shop: Shop, body: Any) -> None:
     """An object that is called, and what contextlib puts around a function."""
-    with pytest.raises(PolicyError, match="claim"):
-        _task(app, body)
+    with pytest.raises(PolicyError, match="body="):
+        shop.task(None, body, "t")
 
 
-def return_a_helper(order_id: int) -> Any:
-    return charge(order_id)
-
-
-@pytest.mark.parametrize("body", [just_logged(charge), just_logged(lines), just_logged(later_lines), return_a_helper])
-def test_a_body_that_returned_before_it_ran_is_not_completed(app: Celery, body: Any) -> None:
+@pytest.mark.parametrize("body", [just_logged(charge), just_logged(lines), just_logged(later_lines)])
+def test_a_body_that_returned_before_it_ran_is_not_completed(shop: Shop, body: Any) -> None:
     """What looks like a plain function fails the delivery, and the claim is given back."""
-    task = _task(app, body)
+    shop.charge = shop.task(body=body, name="t")
+    ended = shop.deliver(7)
 
-    ended = deliver(task, 7)
-
-    assert ended.state == states.FAILURE
-    assert isinstance(ended.value, PolicyError)
-    assert "unfinished" in str(ended.value)
-    assert app.conf.idempotency_store.get(task.idempotency_key_for(7)).status is Status.RELEASED
+    assert (ended.state, ended.value.option, shop.record.status) == ("FAILURE", "body", Status.RELEASED)
 
 
-def test_a_direct_call_gives_what_the_body_returns(app: Celery) -> None:
+def test_a_direct_call_gives_what_the_body_returns(shop: Shop) -> None:
     """It is a function call: whoever made it may await what it gives."""
-    task = _task(app, return_a_helper)
+    assert asyncio.run(shop.task(None, just_logged(charge), "t")(7)) == "charged 7"
 
-    assert asyncio.run(task(7)) == "charged 7"
+
+def test_observing_changes_nothing_of_what_a_body_returns(shop: Shop) -> None:
+    """A task that is only observed fails where plain Celery does, by what it cannot encode, and not by ours."""
+    task = shop.task(Policy(mode="observe"), just_logged(lines), "t")
+    plain = an_app().task(shared=False, lazy=False)(just_logged(lines))
+    assert type(deliver(task, 7).value) is type(deliver(plain, 7).value) is EncodeError
 
 
 def _future() -> Any:
@@ -154,29 +130,8 @@ def _future() -> Any:
     return loop.create_future()
 
 
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
-        (lambda: charge(7), "coroutine, .*asyncio.run"),
-        (lambda: lines(7), "generator, .*return a list"),
-        (lambda: (each for each in [7]), "generator, .*return a list"),
-        (lambda: later_lines(7), "async_generator, .*return a list"),
-        (_future, "Future, .*asyncio.run"),
-    ],
-)
-def test_what_has_still_to_run_is_refused(value: Any, named: str) -> None:
-    """The error names the task, what its body returned and what to write instead; nobody warns of it later."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with pytest.raises(PolicyError, match=f"body=t: it returned an unfinished {named}"):
-            refuse_unfinished(value(), "t")
-        gc.collect()
-
-    assert [str(each.message) for each in caught] == []
-
-
-def test_what_had_begun_is_closed_whatever_it_does() -> None:
-    """A generator that will not be closed is refused like any other."""
+def _begun() -> Iterator[int]:
+    """A generator that will not be closed."""
 
     def stubborn() -> Iterator[int]:
         try:
@@ -186,9 +141,27 @@ def test_what_had_begun_is_closed_whatever_it_does() -> None:
 
     begun = stubborn()
     next(begun)
+    return begun
 
-    with pytest.raises(PolicyError, match="generator"):
-        refuse_unfinished(begun, "t")
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (lambda: charge(7), "coroutine, .*asyncio.run"),
+        (lambda: lines(7), "generator, .*return a list"),
+        (lambda: later_lines(7), "async_generator, .*return a list"),
+        (_future, "Future, .*asyncio.run"),
+        (_begun, "generator, .*return a list"),
+    ],
+)
+def test_what_has_still_to_run_is_refused(value: Any, named: str) -> None:
+    """The error names the task, what its body returned and what to write instead; nobody warns of it later."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(PolicyError, match=f"body=t: .* unfinished {named}"):
+            refuse_unfinished(value(), "t")
+        gc.collect()
+    assert caught == []
 
 
 @pytest.mark.parametrize(
@@ -199,66 +172,50 @@ def test_what_is_a_result_passes(value: Any) -> None:
     refuse_unfinished(value, "t")
 
 
-def _bodies() -> dict[str, tuple[Any, str]]:
-    def plain(order_id: int, cents: int = 1) -> None: ...
-
-    def bound(self: Any, order_id: int) -> None: ...
-
-    def injecting(order_id: int) -> None:
-        plain(order_id, 5)
-
-    def passing(*args: Any, **kwargs: Any) -> None:
-        plain(*args, **kwargs)
-
-    def told(*args: Any, **kwargs: Any) -> None: ...
-
-    def partly(self: Any, *args: Any, **kwargs: Any) -> None: ...
-
-    told.__signature__ = inspect.signature(injecting)  # type: ignore[attr-defined]
-    return {
-        "plain": (plain, "(order_id: int, cents: int = 1) -> None"),
-        "bound": (bound, "(order_id: int) -> None"),
-        "passes on": (functools.wraps(plain)(passing), "(order_id: int, cents: int = 1) -> None"),
-        "adds an argument": (functools.wraps(plain)(injecting), "(order_id: int) -> None"),
-        "says what it takes": (functools.wraps(plain)(told), "(order_id: int) -> None"),
-        "passes on, bound": (functools.wraps(bound)(partly), "(order_id: int) -> None"),
-        "around one of C": (
-            functools.wraps(functools.lru_cache(plain))(passing),
-            "(order_id: int, cents: int = 1) -> None",
-        ),
-    }
+def plain(order_id: int, cents: int = 1) -> None: ...
+def bound(self: Any, order_id: int) -> None: ...
+def passing(*args: Any, **kwargs: Any) -> None: ...
+def partly(self: Any, *args: Any, **kwargs: Any) -> None: ...
+def told(*args: Any, **kwargs: Any) -> None: ...
 
 
-@pytest.mark.parametrize("name", _bodies())
-def test_signature_is_that_of_the_outermost_wrapper_that_names_its_arguments(app: Celery, name: str) -> None:
+def injecting(order_id: int) -> None: ...
+
+
+told.__signature__ = inspect.signature(injecting)  # type: ignore[attr-defined]
+OF_PLAIN, OF_ORDER = "(order_id: int, cents: int = 1) -> None", "(order_id: int) -> None"
+
+
+@pytest.mark.parametrize(
+    ("body", "bind", "expected"),
+    [
+        (plain, False, OF_PLAIN),
+        (bound, True, OF_ORDER),
+        (functools.wraps(plain)(passing), False, OF_PLAIN),
+        (functools.wraps(plain)(injecting), False, OF_ORDER),
+        (functools.wraps(plain)(told), False, OF_ORDER),
+        (functools.wraps(bound)(partly), True, OF_ORDER),
+    ],
+    ids=["plain", "bound", "passes on", "adds an argument", "says what it takes", "passes on, bound"],
+)
+def test_signature_is_that_of_the_outermost_wrapper_that_names_its_arguments(
+    shop: Shop, body: Any, bind: bool, expected: str
+) -> None:
     """That is what a caller passes: a decorator may give the body arguments that no message has."""
-    body, expected = _bodies()[name]
-    bound = "bound" in name
+    assert str(body_signature(type(shop.task(body=body, name="t", bind=bind)))) == expected
+    around_one_of_c = functools.wraps(functools.lru_cache(plain))(lambda *args, **kwargs: None)
+    assert str(body_signature(type(shop.task(body=around_one_of_c, name="c")))) == OF_PLAIN
 
-    assert str(body_signature(type(_task(app, body, bind=bound)))) == expected
 
-
-def test_a_decorator_that_adds_an_argument_does_not_shift_the_others(app: Celery) -> None:
+def test_a_decorator_that_adds_an_argument_does_not_shift_the_others(shop: Shop) -> None:
     """A key read by the body's own names would take the amount for the order."""
-
-    def with_session(body: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(body)
-        def run(order_id: int, cents: int = 100) -> Any:
-            return body("session", order_id, cents)
-
-        return run
 
     def book(session: str, order_id: int, cents: int = 100) -> str:
         return f"{order_id} {cents}"
 
-    task = _task(app, with_session(book), idempotent=Policy(key="order_id"))
+    @functools.wraps(book)
+    def run(order_id: int, cents: int = 100) -> Any:
+        return book("session", order_id, cents)
 
+    task = shop.task(ORDER, run, "t")
     assert [deliver(task, 7, 50).value, deliver(task, 8, 50).value] == ["7 50", "8 50"]
-
-
-def test_observing_changes_nothing_of_what_a_body_returns(app: Celery) -> None:
-    """A task that is only observed fails where plain Celery does, by what it cannot encode, and not by ours."""
-    task = _task(app, just_logged(lines), idempotent=Policy(mode="observe"))
-    plain = an_app().task(shared=False, lazy=False)(just_logged(lines))
-
-    assert type(deliver(task, 7).value) is type(deliver(plain, 7).value) is EncodeError

@@ -1,5 +1,6 @@
 """Tasks with ``pydantic=True``: what Celery can run has a key, and the key is that of what the body gets."""
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -10,7 +11,7 @@ from celery import Celery, Task, states
 
 from celery_idempotent import IdempotentTask, current_attempt
 from tests.support.celeries import since_celery
-from tests.support.deliveries import an_app, deliver, published
+from tests.support.deliveries import an_app, deliver, published, redeliver
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTypeCheckers
@@ -61,38 +62,6 @@ def one_of_its_own(self: Any, item: Item, *, other: Item = NONE) -> object:
     return [item.sku, other.sku]
 
 
-def perhaps(item: Item | None = None) -> object:
-    return item
-
-
-def perhaps_in_old_style(item: Optional[Item]) -> object:  # noqa: UP045 - as many write it
-    return item
-
-
-def annotated(item: Annotated[Item, "the item"]) -> object:
-    return item
-
-
-def several(items: list[Item]) -> object:
-    return items
-
-
-def by_name(items: dict[str, Item]) -> object:
-    return items
-
-
-def one_or_text(item: Item | str) -> object:
-    return item
-
-
-def one_of_two(item: Item | Tagged | None) -> object:
-    return item
-
-
-def by_text(item: "Item") -> object:
-    return item
-
-
 def for_type_checkers(item: Item, price: "OnlyForTypeCheckers") -> object:
     return [item.sku, price]
 
@@ -105,21 +74,21 @@ def each_of_the_rest(*items: Item) -> object:
     return items
 
 
-def tagged(item: Tagged) -> object:
-    return item
+def of(annotation: Any, *default: Any) -> Any:
+    """A body whose one argument is annotated so."""
+
+    def body(item: Any) -> object:
+        return item
+
+    body.__annotations__ = {"item": annotation}
+    body.__defaults__ = default or None
+    body.__name__ = re.sub(r"\W+", "_", str(annotation))
+    return body
 
 
-def priced(item: Priced) -> object:
-    return item
-
-
-def emptying(item: Emptying) -> object:
-    return item
-
-
-def with_a_default_that_is_no_model(item: Item = {"sku": "a"}) -> object:  # type: ignore[assignment]  # noqa: B006
-    return item
-
+perhaps, perhaps_in_old_style, annotated = of(Item | None, None), of(Optional[Item]), of(Annotated[Item, "the item"])  # noqa: UP045
+several, by_name, one_or_text, by_text = of(list[Item]), of(dict[str, Item]), of(Item | str), of("Item")
+priced, emptying = of(Priced), of(Emptying)
 
 SPELT_OUT: dict[str, Any] = {"sku": "a", "count": 1}
 SHORT: dict[str, Any] = {"sku": "a"}
@@ -140,15 +109,15 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (by_name, ({"x": SHORT},), {}),
     (one_or_text, (SHORT,), {}),
     (one_or_text, ("a",), {}),
-    (one_of_two, (SHORT,), {}),
+    (of(Item | Tagged | None), (SHORT,), {}),
     (by_text, (SHORT,), {}),
     (for_type_checkers, (SHORT, "1.5"), {}),
     (untyped, (SHORT, SHORT), {}),
     (each_of_the_rest, (SHORT,), {}),
-    (tagged, ({"sku": "a", "tags": ["x", "y"]},), {}),
+    (of(Tagged), ({"sku": "a", "tags": ["x", "y"]},), {}),
     (priced, ({"cents": 7},), {"pydantic_context": {"rate": 2}}),
     (emptying, ({"name": "a"},), {}),
-    (with_a_default_that_is_no_model, (), {}),
+    (of(Item, {"sku": "a"}), (), {}),
 ]
 
 
@@ -228,8 +197,7 @@ def test_publisher_and_worker_have_one_key(hint: Any, sent: Any) -> None:
     task = _task(app, keyed, base=IdempotentTask, bind=True)
     task.delay(sent)
     (message,) = published(app)
-    deliver(task, *message.payload[0])
-
+    redeliver(app, message)
     assert seen == [task.idempotency_key_for(sent)]
 
 
