@@ -14,129 +14,83 @@ from celery_idempotent.integration.cli import idempotency
 from tests.support.web import a_shop, a_verdict, a_written
 
 OWN = "a token of their own"
-
-
-class _Served:
-    """What uvicorn was given instead of being started."""
-
-    def __init__(self) -> None:
-        self.config: Any = None
-        self.address: Any = None
-        self.waits: bool | None = None
-
-    def run(self, server: uvicorn.Server, sockets: list[socket.socket]) -> None:
-        self.config = server.config
-        self.address = sockets[0].getsockname()
-        with socket.create_connection(self.address[:2]), sockets[0].accept()[0] as accepted:
-            self.waits = not accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+BEARER = {"Authorization": f"Bearer {OWN}"}
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> _Served:
-    served = _Served()
-    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: served.run(server, sockets))
+def served(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What uvicorn was given instead of being started, and whether an answer's second part waits for its first."""
+    served = SimpleNamespace(config=None, address=None, waits=None)
+
+    def run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        served.config, served.address = server.config, sockets[0].getsockname()
+        with socket.create_connection(served.address[:2]), sockets[0].accept()[0] as accepted:
+            served.waits = not accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
     return served
 
 
 def _run(*arguments: str, app: Any = None, **environment: str) -> Result:
-    return CliRunner().invoke(
-        idempotency, ["web", "--port", "0", *arguments], obj=SimpleNamespace(app=app or a_shop()), env=environment
-    )
+    words = ["web", "--port", "0", *arguments]
+    return CliRunner().invoke(idempotency, words, obj=SimpleNamespace(app=app or a_shop()), env=environment)
 
 
-def test_printed_link_leads_in(served: _Served) -> None:
+def test_printed_link_leads_in(served: Any) -> None:
     """On this machine alone, by a token that is drawn; no log of requests could keep it."""
-    result = _run()
-    assert result.exit_code == 0, result.output
+    link = _run().output.strip()
     host, port = served.address[:2]
-    assert host == "127.0.0.1"
-    (link,) = result.output.split()
+    assert (host, served.config.access_log) == ("127.0.0.1", False)
     assert link.startswith(f"http://127.0.0.1:{port}/?token=")
-    assert not served.config.access_log
     assert TestClient(served.config.app, base_url=f"http://127.0.0.1:{port}").get(link).status_code == 200
     assert _run().output.partition("token=")[2] != link.partition("token=")[2]
 
 
-@pytest.mark.parametrize("bind", ["127.0.0.1", "::1"])
-def test_answer_does_not_wait_until_its_first_part_is_acknowledged(served: _Served, bind: str) -> None:
-    """A browser lets that take 40 ms."""
-    assert _run("--token", OWN, "--bind", bind).exit_code == 0
-    assert served.waits is False
-
-
 @pytest.mark.parametrize(
-    ("arguments", "environment"), [(("--token", OWN), {}), ((), {"IDEMPOTENCY_WEB_TOKEN": OWN})], ids=["option", "env"]
+    ("arguments", "environment", "status"),
+    [(("--token", OWN), {}, 403), (("--write",), {"IDEMPOTENCY_WEB_TOKEN": OWN}, 200)],
+    ids=["option, and only to look", "environment, and to judge"],
 )
 def test_token_of_their_own_is_not_printed(
-    served: _Served, arguments: tuple[str, ...], environment: dict[str, str]
+    served: Any, arguments: tuple[str, ...], environment: dict[str, str], status: int
 ) -> None:
-    """They know it, and others may read a log."""
-    result = _run(*arguments, **environment)
-    assert result.exit_code == 0, result.output
-    assert OWN not in result.output
-    assert "log in with your token" in result.output
-    client = TestClient(served.config.app, headers={"Authorization": f"Bearer {OWN}"})
-    assert client.get("/").status_code == 200
-
-
-@pytest.mark.parametrize(("arguments", "status"), [((), 403), (("--write",), 200)], ids=["view", "write"])
-def test_verdicts_need_write(served: _Served, arguments: tuple[str, ...], status: int) -> None:
-    """Whoever starts it decides."""
+    """They know it, and others may read a log; whoever starts it decides whether it takes verdicts."""
     app = a_shop()
     record = a_written(app)
-    _run("--token", OWN, *arguments, app=app)
-    client = TestClient(served.config.app, headers={"Authorization": f"Bearer {OWN}"})
-    assert client.post("/judge", data=a_verdict(record)).status_code == status
-
-
-@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
-def test_others_are_not_let_in_by_a_drawn_token(served: _Served, bind: str) -> None:
-    """It stands in a log, and changes at each start; nothing listens."""
-    result = _run("--bind", bind)
-    assert result.exit_code == 2
-    assert "set IDEMPOTENCY_WEB_TOKEN" in result.output
-    assert served.config is None
-
-
-def test_address_of_others_is_warned_of(served: _Served) -> None:
-    """With a token of one's own it is served, and TLS is asked for."""
-    result = _run("--bind", "0.0.0.0", "--token", OWN)
-    assert result.exit_code == 0, result.output
-    assert "without TLS" in result.output
-
-
-@pytest.mark.parametrize("bind", ["localhost", "::1", "127.0.0.2"])
-def test_every_address_of_this_machine_is_local(served: _Served, bind: str) -> None:
-    """By whichever name."""
-    if bind == "::1" and not socket.has_ipv6:
-        pytest.skip("no IPv6")
-    result = _run("--bind", bind)
-    assert result.exit_code == 0, result.output
-    assert "TLS" not in result.output
-
-
-def test_port_that_is_taken_is_told(served: _Served) -> None:
-    """In a sentence, and no link is printed."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        result = _run("--port", str(taken.getsockname()[1]))
-    assert result.exit_code == 1
-    assert "cannot listen on 127.0.0.1" in result.output
-    assert "token=" not in result.output
+    result = _run(*arguments, app=app, **environment)
+    assert (result.exit_code, OWN in result.output, "log in with your token" in result.output) == (0, False, True)
+    client = TestClient(served.config.app, headers=BEARER)
+    assert [client.get("/").status_code, client.post("/judge", data=a_verdict(record)).status_code] == [200, status]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "missing", "said"),
+    ("arguments", "code", "said"),
     [
-        (("--token", "short"), "none", "at least 16 characters"),
-        ((), "uvicorn", 'pip install "celery-idempotent[web]"'),
+        *((("--bind", each), 2, "set IDEMPOTENCY_WEB_TOKEN") for each in ("0.0.0.0", "::", "192.0.2.1", "example.org")),
+        (("--bind", "0.0.0.0", "--token", OWN), 0, "without TLS"),
+        *((("--bind", each), 0, "") for each in ("localhost", "::1", "127.0.0.2")),
+        (("--token", "short"), 1, "at least 16 characters"),
     ],
-    ids=["token", "extra"],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else "",
 )
-def test_what_is_missing_is_said(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], missing: str, said: str
+def test_others_are_let_in_by_a_token_of_ones_own_alone(
+    served: Any, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    """Without a traceback."""
-    monkeypatch.setitem(sys.modules, missing, None)
+    """A drawn one stands in a log, and changes at each start; TLS is asked for; no answer waits for a delayed ACK."""
+    if "::1" in arguments and not socket.has_ipv6:
+        pytest.skip("no IPv6")
     result = _run(*arguments)
-    assert result.exit_code == 1
-    assert said in result.output
+    assert (result.exit_code, said in result.output) == (code, True)
+    assert ("without TLS" in result.output) is (said == "without TLS")
+    assert (served.config is None, served.waits) == ((True, None) if code else (False, False))
+
+
+def test_what_is_taken_or_missing_is_said(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port, and the extra: in a sentence, and no link is printed."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = [_run("--port", str(taken.getsockname()[1]))]
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    refused.append(_run())
+    assert [(each.exit_code, "token=" in each.output) for each in refused] == [(1, False)] * 2
+    assert "cannot listen on 127.0.0.1" in refused[0].output
+    assert 'pip install "celery-idempotent[web]"' in refused[1].output
