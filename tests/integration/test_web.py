@@ -192,21 +192,6 @@ def test_incident_is_judged_in_bulk(site: Site, person: Visitor) -> None:
     assert "its error: attempt 1 on celery@worker-3 ended without an outcome" in shown
 
 
-def test_record_is_found_and_told(site: Site, person: Visitor) -> None:
-    """By the beginning of its hash, as a log line has it; claims, steps, promise and outcome."""
-    person.opens("records")
-    person.writes(key=sha256(b"7").hexdigest()[:10])
-    person.presses("Search")
-    assert person.counts(".records tbody tr") == 1
-    person.follows("acme/order-7")
-    assert '"charge": "ch_7"' in person.sees("pre")
-    assert "an outcome counts for 7 days" in person.sees()
-
-    key = next(each.key for each in site.store.scan(status=Status.IN_PROGRESS) if each.takeovers)
-    person.opens(f"record?key={key}")
-    assert "took over: the 2 attempts before it never ended" in person.sees(".timeline")
-
-
 @ON_A_SMALL_STORE
 def test_hostile_record_is_text(site: Site, person: Visitor) -> None:
     """In the list and on its own page; nothing ran, and nothing was asked for."""

@@ -206,16 +206,6 @@ def test_verdict_on_many_is_given_on_what_was_listed(
     assert statuses(store) == {"u1": "UNKNOWN", "u2": "RELEASED"}
 
 
-def test_record_whose_step_is_damaged_does_not_end_a_bulk(app: Celery, store: FaultyStore) -> None:
-    """It is refused, and the others are judged."""
-    keep(app, "bad", steps={"charge": {"text": 7}})
-    keep(app, "good", updated_at=PAST + 1)
-    result = run(app, *ALL_UNKNOWN, "--yes")
-    assert (result.exit_code, result.stdout.splitlines()[0]) == (1, "judged 1, refused 1")
-    assert "is damaged" in result.stdout
-    assert statuses(store) == {"bad": "UNKNOWN", "good": "RELEASED"}
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [(StoreUnavailable("s", "swap", "timed out"), "timed out"), (KeyboardInterrupt(), "interrupted")],

@@ -26,7 +26,7 @@ from tests.support.web import (
     a_written,
     form_token_in,
     now_of,
-)  # fmt: skip
+)
 
 PAGES = ("/", "/records", "/record?key=k", "/judge", "/metrics", "/nowhere")
 OTHER = "another token, longer"
