@@ -12,15 +12,17 @@ from click.testing import CliRunner
 from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, Policy, Record, Status, current_attempt
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.integration.cli import idempotency, screen
-from celery_idempotent.integration.operating.display import duration, iso
+from celery_idempotent.integration.operating.display import duration, iso, outcome, state
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import OBJECT
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
+from celery_idempotent.testing.contract import a_record
 from tests.support.commands import keep, run, told
 from tests.support.deliveries import an_app, deliver
 from tests.support.objects import pointed
 
 HOUR = 3_600_000
+NOW = 1_800_000_000_000
 JSON = "application/json"
 HOSTILE = "\x1b]0;owned\x07\n[bold red]x[/] :smile: \u202e\u2028\x7f"
 SHOWN = r"\x1b]0;owned\x07\n[bold red]x[/] :smile: \u202e\u2028\x7f"
@@ -41,6 +43,11 @@ def app() -> Celery:
 
     app.finalize()
     return app
+
+
+def _state(**values: Any) -> str:
+    """As it is told at NOW, with a grace of 5 ms."""
+    return state(a_record().but(**values), grace=5, now=NOW)
 
 
 @pytest.fixture
@@ -326,8 +333,8 @@ def test_show_tells_a_person_of_steps_and_verdicts(app: Celery) -> None:
         "broken": "not readable by this version",
         "charge": "nothing recorded",
     }
-    for name, state in effects.items():
-        assert lines[lines.index(f"{name}: {state}") + 1] == effect_key("k", name)
+    for name, known in effects.items():
+        assert lines[lines.index(f"{name}: {known}") + 1] == effect_key("k", name)
     judged = "rerun by ann, on UNKNOWN after attempt 1, because: PAY (it had said: slow)"
     assert f"1970-01-01T00:00:00.000Z {judged}" in lines
 
@@ -390,15 +397,6 @@ def test_nothing_that_was_stored_is_obeyed_by_a_terminal(
     assert (facts["error"], facts["label"], facts["key"]) == (HOSTILE, HOSTILE, record.key)
 
 
-def test_long_values_go_on_beside_their_name(app: Celery, terminal: pytest.MonkeyPatch) -> None:
-    """Nothing of a record is cut."""
-    keep(app, key="k", error="x" * 200, label="acme/7")
-    lines = _rows(app, "show", "k")
-    assert max(len(line.rstrip()) for line in lines) <= 80
-    assert "".join(lines).count("x") >= 200
-    assert [line for line in lines if line.startswith("         label  acme/7")] != []
-
-
 def test_terminal_is_told_what_goes_on_and_a_pipe_is_not(app: Celery, terminal: pytest.MonkeyPatch) -> None:
     """How many were read, how many of how many were judged; on stderr, and gone at the end."""
     for _ in range(3):
@@ -410,11 +408,40 @@ def test_terminal_is_told_what_goes_on_and_a_pipe_is_not(app: Celery, terminal: 
     assert run(app, "list").stderr == ""
 
 
+# -- how all front ends tell it
+
+
+POINTER = pointed(Encoded("x" * 200, JSON))
+QUEUED = {"status": Status.RELEASED, "owner": "", "attempts": 0}
+
+
 @pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [(-5, "0 s"), (999, "0 s"), (61_000, "1 min 1 s"), (3_600_000, "1 h"), (90_061_000, "1 d 1 h")],
+    ("shown", "text"),
+    [
+        *((duration(each), told) for each, told in ((-5, "0 s"), (999, "0 s"), (61_000, "1 min 1 s"))),
+        *((duration(each), told) for each, told in ((3_600_000, "1 h"), (90_061_000, "1 d 1 h"))),
+        (iso(2**62), str(2**62)),
+        (outcome('{"id": "Ö"}', JSON), '{\n  "id": "Ö"\n}'),
+        (outcome("x" * 100_001, JSON), "too long to show: 100001 bytes"),
+        (outcome("not json", JSON), "'not json'"),
+        (outcome("[" * 90_000, JSON), f"'{'[' * 90_000}'"),
+        (outcome(b"x", None), "not shown: of unknown type is never decoded here"),
+        (outcome(b"cos\nsystem\n.", "a/pickle"), "not shown: a/pickle is never decoded here"),
+        (
+            outcome(POINTER.to_encoded().data, OBJECT),
+            f"kept as the object {POINTER.name}: 200 bytes of {JSON}, SHA-256 {POINTER.sha256}",
+        ),
+        *((_state(status=each), each) for each in ("UNKNOWN", "RELEASED", "COMPLETED")),
+        (_state(status=Status.COMPLETED, expires_at=1), "FORGOTTEN"),
+        *(
+            (_state(lease_until=NOW - each), told)
+            for each, told in ((4, "IN_PROGRESS"), (5, "IN_PROGRESS, lease over"))
+        ),
+        (_state(**QUEUED, lease_until=NOW + 1), "RELEASED, queued"),
+        (_state(**QUEUED, lease_until=NOW), "RELEASED, message in doubt"),
+    ],
+    ids=lambda value: value[:24],
 )
-def test_age_has_two_units(milliseconds: int, text: str) -> None:
-    """As exact as anybody needs; and a time that no calendar has is a number."""
-    assert duration(milliseconds) == text
-    assert iso(2**62) == str(2**62)
+def test_people_are_told_alike_everywhere(shown: str, text: str) -> None:
+    """Nothing but JSON is decoded, as that could run code; ages have two units; a status says what can be done."""
+    assert shown == text

@@ -26,7 +26,6 @@ from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import Action, given
 from celery_idempotent.testing.contract import a_completion, a_record
-from tests.support.objects import pointed
 from tests.support.waiting import wait_until
 from tests.support.web import (
     BEARER,
@@ -117,19 +116,6 @@ def test_nothing_of_an_address_is_obeyed(person: TestClient, path: str) -> None:
         assert (answer.status_code < 500, _obeyed(answer.text)) == (True, [])
 
 
-def test_outcome_is_decoded_only_as_json(app: Celery, person: TestClient) -> None:
-    """Decoding anything else could run code, and where an object lies nobody is asked for it."""
-    app.conf.idempotency_large_results = "s3://nowhere/prefix?endpoint=http://127.0.0.1:1"
-    pointer = pointed(Encoded("x" * 200, "application/json"))
-    written = pointer.to_encoded()
-    for result, content_type, told in (
-        ('{"id": "<b>"}', "application/json", '{ "id": "<b>" }'),
-        (b"cos\nsystem\n", "application/x-python-serialize", "is never decoded here"),
-        (written.data, written.content_type, f"kept as the object {pointer.name}: 200 bytes of application/json"),
-    ):
-        assert told in _shown(person, a_written(app, Status.COMPLETED, result=result, content_type=content_type))
-
-
 # -- searching
 
 
@@ -200,17 +186,6 @@ def test_page_reads_what_it_shows(app: Celery, person: TestClient, store: Watche
         *(["2"], ["1", "3"], ["2"])
     ]
     assert "nothing on this page" in person.get("/records", params={"page": "4"}).text
-
-
-def test_states_are_told_as_people_read_them(app: Celery, person: TestClient) -> None:
-    """Not only by the status: whether an attempt may be alive, a message is queued, an outcome counts."""
-    later = store_of(app).now() + HOUR
-    a_written(app, Status.IN_PROGRESS)
-    a_written(app, Status.IN_PROGRESS, lease_until=later)
-    a_written(app, Status.RELEASED, owner="", lease_until=later)
-    a_written(app, Status.COMPLETED, expires_at=1)
-    states = ["FORGOTTEN", "IN_PROGRESS", "IN_PROGRESS, lease over", "RELEASED, queued"]
-    assert sorted(re.findall(r'class="badge [^>]*>([^<]*)<', person.get("/records").text)) == states
 
 
 # -- one record
