@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from io import BytesIO
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 from django.core.exceptions import PermissionDenied
@@ -49,30 +49,34 @@ class DjangoShop(Shop):
         self._settings: dict[str, Any] = {}
 
     def serve(self, respond: Callable[[], Reply], **options: Any) -> None:
-        def view(request: HttpRequest, path: str) -> Any:
-            self.bodies.append(request.body)
+        def view(request: HttpRequest) -> Any:
             reply = respond()
             if reply.chunks is None:
                 return HttpResponse(reply.body, status=reply.status, headers=dict(reply.headers))
             chunks = _awaited(reply.chunks) if self.is_async else iter(reply.chunks)
             return StreamingHttpResponse(chunks, status=reply.status, headers=dict(reply.headers))
 
+        self.serve_view(view, **options)
+
+    def serve_view(self, view: Callable[[HttpRequest], Any], **options: Any) -> None:
+        """Have ``view`` answer, sync or async as the shop is; the body of each of its requests is kept."""
+        options, urls = {"caller": "anybody", **options}, cast(Any, ModuleType("urls"))
+
+        def sync_view(request: HttpRequest, path: str) -> Any:
+            self.bodies.append(request.body)
+            return view(request)
+
         async def async_view(request: HttpRequest, path: str) -> Any:
-            return view(request, path)
+            return sync_view(request, path)
 
-        self.serve_view(async_view if self.is_async else view, **options)
-
-    def serve_view(self, view: Any, **options: Any) -> None:
-        options = {"caller": "anybody", **options}
-        urls: Any = ModuleType("urls")
+        served: Any = async_view if self.is_async else sync_view
+        self._settings = {"MIDDLEWARE": [], "ROOT_URLCONF": urls}
         if self._is_middleware:
             start(options)
-            self._settings = {"MIDDLEWARE": [MIDDLEWARE], "IDEMPOTENT_REQUESTS": options}
+            self._settings |= {"MIDDLEWARE": [MIDDLEWARE], "IDEMPOTENT_REQUESTS": options}
         else:
-            self._settings = {"MIDDLEWARE": []}
-            view = idempotent_view(**options)(view)
-        urls.urlpatterns = [path("<path:path>", view)]
-        self._settings["ROOT_URLCONF"] = urls
+            served = idempotent_view(**options)(served)
+        urls.urlpatterns = [path("<path:path>", served)]
 
     def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Got:
         named = dict(headers)
@@ -127,21 +131,6 @@ def store() -> Iterator[MemoryStore]:
     made.close()
 
 
-def serve(shop: DjangoShop, view: Callable[[HttpRequest], Any], **options: Any) -> list[int]:
-    """Have ``view`` answer, sync or async as the shop is; each of its calls leaves something in the list."""
-    calls: list[int] = []
-
-    def sync_view(request: HttpRequest, path: str) -> Any:
-        calls.append(1)
-        return view(request)
-
-    async def async_view(request: HttpRequest, path: str) -> Any:
-        return sync_view(request, path)
-
-    shop.serve_view(async_view if shop.is_async else sync_view, **options)
-    return calls
-
-
 def raising(error: Exception) -> Callable[[HttpRequest], Any]:
     """A view that fails."""
 
@@ -156,26 +145,26 @@ def test_exceptions_that_are_responses_are_outcomes(
     shop: DjangoShop, store: MemoryStore, raised: Exception, status: int
 ) -> None:
     """As Django answers them; they are replayed."""
-    calls = serve(shop, raising(raised), store=store)
+    shop.serve_view(raising(raised), store=store)
 
     first, again = shop.request(), shop.request()
 
-    assert (first.status, again.status, first.body, calls) == (status, status, again.body, [1])
+    assert (first.status, first.body, len(shop.bodies)) == (status, again.body, 1)
 
 
 def test_under_refuse_an_exception_is_an_outcome(shop: DjangoShop, store: MemoryStore) -> None:
     """It is recorded as such, also where Django has made a page of it, and raised again."""
-    calls = serve(shop, raising(ZeroDivisionError()), store=store, policy=Policy(on_takeover="refuse"))
+    shop.serve_view(raising(ZeroDivisionError()), store=store, policy=Policy(on_takeover="refuse"))
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             shop.request()
-    assert ([each.status for each in store.scan()], calls) == ([Status.FAILED], [1])
+    assert ([each.status for each in store.scan()], len(shop.bodies)) == ([Status.FAILED], 1)
 
 
 def test_outage_in_a_step_is_none_of_the_views_outcomes(shop: DjangoShop, store: MemoryStore) -> None:
     """Under refuse the operation is UNKNOWN, and not answered by Django's page for ever."""
     outage = StoreUnavailable("the store", "swap", "no answer")
-    serve(shop, raising(outage), store=store, policy=Policy(on_takeover="refuse"))
+    shop.serve_view(raising(outage), store=store, policy=Policy(on_takeover="refuse"))
     assert [shop.request().problem for _ in range(2)] == ["unconfirmed", "outcome-unknown"]
 
 
@@ -187,7 +176,7 @@ def test_template_is_rendered_before_it_is_recorded(shop: DjangoShop, store: Mem
     def view(request: HttpRequest) -> HttpResponse:
         return TemplateResponse(request, template, {"note": lambda: next(numbers)}, headers={"Link": "<a>, <b>"})
 
-    serve(shop, view, store=store)
+    shop.serve_view(view, store=store)
     answers = [shop.request() for _ in range(2)]
     assert [(each.body, each.headers["link"]) for each in answers] == [(b"1", "<a>, <b>")] * 2
 
@@ -200,7 +189,7 @@ def test_sync_stream_and_file_are_recorded(shop: DjangoShop, store: MemoryStore)
         over.append(about["sender"])
 
     request_finished.connect(receive)
-    serve(shop, lambda request: FileResponse(file), store=store)
+    shop.serve_view(lambda request: FileResponse(file), store=store)
     assert shop.request().body == b"report"
     assert (file.closed, len(over)) == (True, 1)
     request_finished.disconnect(receive)
@@ -239,7 +228,7 @@ def test_length_is_what_was_read(store: MemoryStore, length: str | None, status:
 def test_view_must_return_a_response(store: MemoryStore) -> None:
     """As Django says."""
     shop = DjangoShop("decorator")
-    shop.serve_view(lambda request, path: None, store=store)
+    shop.serve_view(lambda request: None, store=store)
     with pytest.raises(TypeError, match="NoneType"):
         shop.request()
 
@@ -305,7 +294,7 @@ def test_view_commits_on_djangos_own_connection(committed: Any, answered: tuple[
     """What was committed is the answer, also where the response that the view returns is no outcome."""
     shop = DjangoShop("decorator")
 
-    def view(request: HttpRequest, path: str) -> HttpResponse:
+    def view(request: HttpRequest) -> HttpResponse:
         with current_attempt().transaction() as tx:
             tx.done(committed)
         return HttpResponse("late", status=503)

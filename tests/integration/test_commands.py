@@ -18,7 +18,7 @@ from celery_idempotent.testing.contract import a_record
 from lab.embedded import EmbeddedRedis
 from tests.support.waiting import wait_until
 
-CELERY = Path(sys.executable).with_name("celery")
+CELERY = str(Path(sys.executable).with_name("celery"))
 SEEDS = ("0", "1", "2", "3")
 """Between them, the classes of a worker's steps come in different orders."""
 

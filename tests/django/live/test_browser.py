@@ -145,16 +145,3 @@ def test_operator_releases_dead_claims(site: Site, browser: WebDriver, tmp_path:
 
     assert operator.sees(".messagelist", "released").count("Released.") == 2
     assert [*map(site.status, records)] == [Status.RELEASED, Status.RELEASED, Status.IN_PROGRESS]
-
-
-def test_viewer_sees_no_actions(site: Site, browser: WebDriver, tmp_path: Path) -> None:
-    """The list and the record, and nothing to press."""
-    record, viewer = site.written(Status.UNKNOWN), Colleague(browser, site, tmp_path, "view")
-
-    browser.get(site.list)
-    assert record.key in viewer.lists()
-    assert viewer.sees(".actions", "viewer") == ""
-    browser.get(site.page(record))
-    assert record.task_id in viewer.sees("#content")
-    assert viewer.sees(".object-tools").splitlines() == ["HISTORY"]
-    assert viewer.sees(".submit-row input") == ""
