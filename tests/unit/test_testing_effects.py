@@ -1,16 +1,16 @@
 """``assert_effect_once`` accepts what happens once, reports what does not, and hides nothing."""
 # mypy: allow-untyped-decorators
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from celery import Celery, Task
+from celery import Task
 from celery.exceptions import Reject
 from sqlalchemy import Column, MetaData, String, Table, create_engine, func, select
 from sqlalchemy.orm import Session
@@ -31,48 +31,49 @@ from tests.support.deliveries import an_app, published
 
 NOWHERE = "redis://127.0.0.1:1"
 
+REFUSE = Policy(key="to", on_takeover="refuse")
+LOST_AT_THE_END = {"the worker dies as the body ends": 2, "the worker dies before the completion": 2}
+LOST_AT_THE_CLAIM = dict.fromkeys(
+    ("the worker dies as the body begins", "two answers are lost at the claim", "the worker dies after the claim"), 0
+)
+
+
+class Rehearsals:
+    """Tasks of an app whose broker and backend are out of reach, and a receiver of mails that knows no keys."""
+
+    def __init__(self) -> None:
+        self.app = an_app(broker_url=NOWHERE, result_backend=NOWHERE)
+        self.outbox: list[Any] = []
+        self.numbers = itertools.count(1)
+
+    def task(self, body: Callable[[Any, Any], Any] | None = None, policy: Policy | None = None, **options: Any) -> Any:
+        def send(task: Any, to: str) -> Any:
+            self.outbox.append(to)
+            return f"mail {len(self.outbox)}"
+
+        usual = {"name": f"shop.mail{next(self.numbers)}", "base": IdempotentTask, "idempotent": policy or Policy("to")}
+        return self.app.task(bind=True, shared=False, **{**usual, **options})(body or send)
+
+    def report(self, body: Any = None, policy: Policy | None = None, *, effects: Any = "", **options: Any) -> str:
+        """What is said against a new task, or one that is given; nothing if its promise holds."""
+        arguments = {name: options.pop(name) for name in ("promise", "reset") if name in options}
+        task = body if isinstance(body, Task) else self.task(body, policy, **options)
+        try:
+            assert_effect_once(task, "a@b", effects=self.outbox if effects == "" else effects, **arguments)
+        except AssertionError as error:
+            return str(error)
+        return ""
+
 
 @pytest.fixture
-def app() -> Celery:
-    """An app whose broker and backend are out of reach, as they are where unit tests run."""
-    app = an_app()
-    app.conf.update(broker_url=NOWHERE, result_backend=NOWHERE)
-    return app
-
-
-@pytest.fixture
-def outbox() -> list[str]:
-    """A receiver that knows no keys."""
-    return []
-
-
-@pytest.fixture
-def declare(app: Celery, outbox: list[str]) -> Callable[..., Task]:
-    """Declares a task whose effect is one mail."""
-
-    def declare(policy: Policy | None = None, body: Callable[[Any, str], Any] | None = None, **options: Any) -> Task:
-        def send(self: Any, to: str) -> Any:
-            outbox.append(to)
-            return f"mail {len(outbox)}"
-
-        defaults = {"name": "shop.mail", "base": IdempotentTask, "idempotent": policy or Policy(key="to")}
-        return app.task(bind=True, shared=False, **{**defaults, **options})(body or send)
-
-    return declare
-
-
-def report_of(*args: Any, **kwargs: Any) -> str:
-    """What it says against a task; it must say something."""
-    with pytest.raises(AssertionError) as raised:
-        assert_effect_once(*args, **kwargs)
-    return str(raised.value)
+def shop() -> Rehearsals:
+    return Rehearsals()
 
 
 def rows(report: str, marked: bool | None = None) -> dict[str, int]:
     """The report's table: by scenario, its effects; all rows, or only those that are marked as broken, or not."""
     table = report.split("\n\n")[1].splitlines()
-    start = table[0].index("scenario")
-    end = table[0].index("what its deliveries returned")
+    start, end = table[0].index("scenario"), table[0].index("what its deliveries returned")
     return {
         line[start:end].strip(): int(line[1:start])
         for line in table[1:]
@@ -80,83 +81,75 @@ def rows(report: str, marked: bool | None = None) -> dict[str, int]:
     }
 
 
-def test_effect_under_its_key_is_once(declare: Callable[..., Task]) -> None:
-    """A receiver that knows effect keys has one effect in every scenario."""
-    charges: dict[str, str] = {}
-
-    def charge(self: Any, to: str) -> str:
-        charges[current_attempt().effect_key("charge")] = to
-        return "ch_1"
-
-    assert_effect_once(declare(body=charge), "o-1", effects=charges)
-    assert_effect_once(declare(body=charge), to="o-1", effects=lambda: len(charges))
-
-    assert len(charges) == 32  # sixteen scenarios each, every one an operation of its own
+def broken(report: str) -> dict[str, int]:
+    return rows(report, marked=True)
 
 
-def test_repetition_after_a_death_is_reported_where_it_happens(declare: Callable[..., Task], outbox: list[str]) -> None:
-    """Under ``rerun`` a worker that dies between effect and completion repeats the effect; the table says so."""
-    report = report_of(declare(), "a@b", effects=outbox)
+def test_effect_under_its_key_is_once(shop: Rehearsals) -> None:
+    """A receiver that knows effect keys has one effect in every scenario, each an operation of its own."""
+    charges: set[str] = set()
 
-    assert rows(report, marked=True) == {
-        "the worker dies as the body ends": 2,
-        "the worker dies before the completion": 2,
-    }
-    assert set(rows(report, marked=False).values()) == {1}
-    assert report.startswith("the effect of shop.mail was promised exactly once; 2 of 16 scenarios broke that:\n")
-    assert "  died, 'mail 7', 'mail 7'\n" in report
-    assert "effect_key" in report
-    assert 'promise="at least once"' in report
+    def charge(task: Any, to: str) -> None:
+        charges.add(current_attempt().effect_key("charge"))
+
+    assert [shop.report(charge, effects=each) for each in (charges, lambda: len(charges))] == ["", ""]
+    assert len(charges) == 32
 
 
-def test_scenarios_cover_every_write(declare: Callable[..., Task], outbox: list[str]) -> None:
+def test_scenarios_cover_every_write(shop: Rehearsals) -> None:
     """Each end of the body, and each write with a lost request, a lost reply, an outage, and a death on either side."""
-    writes = {
-        f"{what} {write}"
-        for write in ("the claim", "the completion")
-        for what in (
-            "one request is lost at",
-            "one reply is lost at",
-            "two answers are lost at",
-            "the worker dies before",
-            "the worker dies after",
-        )
-    }
-    deliveries = {"once", "twice", "again as the body begins", "again as the body ends"}
+    fates = ("one request is lost at", "one reply is lost at", "two answers are lost at")
+    deaths = ("the worker dies before", "the worker dies after")
+    deliveries = ("once", "twice", "again as the body begins", "again as the body ends")
 
-    assert set(rows(report_of(declare(), "a@b", effects=outbox))) == writes | {
+    assert set(rows(shop.report())) == {
+        *(f"{what} {write}" for write in ("the claim", "the completion") for what in (*fates, *deaths)),
         *(f"delivered {how}" for how in deliveries),
         *(f"the worker dies as the body {does}" for does in ("begins", "ends")),
     }
 
 
-def test_author_states_what_is_true(declare: Callable[..., Task], outbox: list[str]) -> None:
-    """A plain effect is at least once under ``rerun`` and at most once under ``refuse``, not the other way round."""
-    rerun, refuse = declare(), declare(Policy(key="to", on_takeover="refuse"), name="shop.once")
+@pytest.mark.parametrize(
+    ("policy", "promise", "marked", "words"),
+    [
+        (
+            None,
+            "exactly once",
+            LOST_AT_THE_END,
+            ["effect_key", 'promise="at least once"', "died, 'mail 7', 'mail 7'\n"],
+        ),
+        (None, "at most once", LOST_AT_THE_END, []),
+        (None, "at least once", {}, []),
+        (REFUSE, "exactly once", LOST_AT_THE_CLAIM, ["died, raised OutcomeUnknown, raised OutcomeUnknown"]),
+        (REFUSE, "at least once", LOST_AT_THE_CLAIM, ['promise="at most once"']),
+        (REFUSE, "at most once", {}, []),
+    ],
+)
+@pytest.mark.parametrize("counts", [True, False], ids=["counted", "runs"])
+def test_author_states_what_is_true(
+    shop: Rehearsals, policy: Policy | None, promise: str, marked: dict[str, int], words: list[str], counts: bool
+) -> None:
+    """A plain effect is at least once under ``rerun`` and at most once under ``refuse``, not the other way round.
 
-    assert_effect_once(rerun, "a@b", effects=outbox, promise="at least once")
-    assert_effect_once(refuse, "a@b", effects=outbox, promise="at most once")
-    too_often = report_of(rerun, "a@b", effects=outbox, promise="at most once")
-    missing = report_of(refuse, "a@b", effects=outbox, promise="at least once")
-    either = report_of(refuse, "a@b", effects=outbox)
+    Without a count every run of the body is an effect, as of a receiver that knows no repetition; it is said.
+    """
+    effects = shop.outbox if counts else None
+    report = shop.report(policy=policy, promise=promise, effects=effects)
 
-    assert set(rows(too_often, marked=True).values()) == {2}
-    assert (
-        rows(missing, marked=True)
-        == rows(either, marked=True)
-        == {
-            "the worker dies as the body begins": 0,
-            "two answers are lost at the claim": 0,
-            "the worker dies after the claim": 0,
-        }
-    )
-    assert "died, raised OutcomeUnknown, raised OutcomeUnknown" in missing
-    assert 'promise="at most once"' in missing
+    assert bool(report) is bool(marked)
+    if marked:
+        assert report.startswith(
+            f"the effect of shop.mail1 was promised {promise}; {len(marked)} of 16 scenarios broke"
+        )
+        assert broken(report) == marked
+        assert set(rows(report, marked=False).values()) == {1}
+        assert [each for each in words if each not in report] == []
+        assert ("Each run of the body to its end was counted" in report) is not counts
 
 
-def test_plain_task_is_reported(declare: Callable[..., Task], outbox: list[str]) -> None:
+def test_plain_task_is_reported(shop: Rehearsals) -> None:
     """Without this library every duplicate is an effect more; the message says what to declare."""
-    report = report_of(declare(base=Task, idempotent=None), "a@b", effects=outbox)
+    report = shop.report(base=Task, idempotent=None)
 
     assert rows(report) == {
         "delivered once": 1,
@@ -166,8 +159,10 @@ def test_plain_task_is_reported(declare: Callable[..., Task], outbox: list[str])
         "the worker dies as the body begins": 2,
         "the worker dies as the body ends": 3,
     }
-    assert "plain Celery task" in report
     assert "base=IdempotentTask" in report
+
+
+_decide: Any = protocol.decide
 
 
 def _runs_always(record: Record | None, operation: Operation, now: int, **nonces: str) -> Any:
@@ -179,391 +174,313 @@ def _replays_nothing(record: Record | None, operation: Operation, now: int, **no
     return _runs_always(record, operation, now, **nonces) if isinstance(decision, Replay) else decision
 
 
-def _writes_anything(store: Any, new: Record, expected: str | None) -> Record:
-    store.store._records[new.key] = new
+def _writes_anything(store: Any, new: Record, expected: str | None, *writes: Any) -> Record:
+    memory = store.store
+    memory._records[new.key] = new
+    memory.committed.extend(*writes or [[]])
     return new
 
 
-_decide: Any = protocol.decide
-
-BROKEN_GUARDS: dict[str, tuple[Any, str, Any, set[str]]] = {
-    "grants every claim": (claim, "decide", _runs_always, {"delivered twice", "delivered again as the body begins"}),
-    "replays nothing": (claim, "decide", _replays_nothing, {"delivered twice"}),
-    "records no completion": (
-        claim.Claim,
-        "complete",
-        lambda self, encoded, lost=None: Written(),
-        {"delivered twice", "delivered again as the body ends"},
-    ),
-    "writes without a condition": (
-        claim,
-        "_swap",
-        _writes_anything,
-        {"delivered twice", "delivered again as the body begins", "delivered again as the body ends"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN_GUARDS)
+@pytest.mark.parametrize(
+    ("owner", "attribute", "wrong", "scenarios"),
+    [
+        (claim, "decide", _runs_always, ["twice", "again as the body begins"]),
+        (claim, "decide", _replays_nothing, ["twice"]),
+        (claim.Claim, "complete", lambda *_, **__: Written(), ["twice", "again as the body ends"]),
+        (claim, "_swap", _writes_anything, ["twice", "again as the body begins", "again as the body ends"]),
+    ],
+)
 def test_broken_guard_is_reported(
-    name: str, declare: Callable[..., Task], outbox: list[str], monkeypatch: pytest.MonkeyPatch
+    shop: Rehearsals, owner: Any, attribute: str, wrong: Any, scenarios: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library that does not keep its promise fails the weakest of them, and in the scenarios one expects."""
-    owner, attribute, broken, expected = BROKEN_GUARDS[name]
-    monkeypatch.setattr(owner, attribute, broken)
+    monkeypatch.setattr(owner, attribute, wrong)
+    report = shop.report(promise="at least once")
 
-    report = report_of(declare(), "a@b", effects=outbox, promise="at least once")
-
-    assert set(rows(report, marked=True)) >= expected
+    assert broken(report).keys() >= {f"delivered {each}" for each in scenarios}
     assert "although no worker died" in report
 
 
-@pytest.mark.parametrize("mode", ["observe", "off"])
-def test_policy_that_protects_nothing_is_reported(mode: Any, declare: Callable[..., Task], outbox: list[str]) -> None:
-    """Neither watching nor being off keeps an effect to one."""
-    report = report_of(declare(Policy(key="to", mode=mode)), "a@b", effects=outbox)
-
-    assert rows(report)["delivered twice"] == 2
-    assert f"mode='{mode}'" in report
-
-
-@pytest.mark.parametrize("option", ["acks_late", "reject_on_worker_lost"])
-def test_message_lost_with_its_worker_is_reported(
-    option: str, app: Celery, declare: Callable[..., Task], outbox: list[str]
+@pytest.mark.parametrize(
+    ("options", "promise", "row", "effects", "word"),
+    [
+        ({"idempotent": Policy("to", mode="observe")}, "exactly once", "delivered twice", 2, "mode='observe'"),
+        ({"idempotent": Policy("to", mode="off")}, "exactly once", "delivered twice", 2, "mode='off'"),
+        # A message dies with its worker then, and no library brings it back.
+        ({"acks_late": False}, "at least once", "the worker dies before the claim", 0, "task_reject_on_worker_lost"),
+        ({"reject_on_worker_lost": False}, "at least once", "the worker dies before the claim", 0, "task_acks_late"),
+    ],
+)
+def test_task_that_protects_nothing_or_loses_messages_is_reported(
+    shop: Rehearsals, options: Any, promise: str, row: str, effects: int, word: str
 ) -> None:
-    """Without late acknowledgement a message dies with its worker, and no library brings it back."""
-    task = declare(**{option: False})
-    with pytest.warns(IdempotencyWarning, match=option):
-        app.finalize()
+    """With what to set."""
+    task, option = shop.task(**options), next(iter(options))
+    with pytest.warns(IdempotencyWarning, match=option) if effects == 0 else nullcontext():
+        shop.app.finalize()
+    report = shop.report(task, promise=promise)
 
-    report = report_of(task, "a@b", effects=outbox, promise="at least once")
-
-    assert rows(report)["the worker dies before the claim"] == 0
-    assert "task_reject_on_worker_lost" in report
+    assert broken(report)[row] == effects
+    assert word in report
 
 
-def test_failing_body_is_reported_as_such(declare: Callable[..., Task], outbox: list[str]) -> None:
-    """A body that raises gives its claim back and runs again, unless its failure is an outcome."""
+def test_failing_body_is_reported_as_such(shop: Rehearsals) -> None:
+    """It gives its claim back and runs again, unless its failure is an outcome; by default it is no effect."""
 
-    def fail(self: Any, to: str) -> None:
-        outbox.append(to)
+    def fail(task: Any, to: str) -> None:
+        shop.outbox.append(to)
         raise ValueError("no such mailbox")
 
-    report = report_of(declare(body=fail), "a@b", effects=outbox, promise="at least once")
-    assert rows(report)["delivered twice"] == 2
-    assert "the worker dies before the release" in rows(report)
+    report = shop.report(fail, promise="at least once")
+    assert (rows(report)["delivered twice"], "the worker dies before the release" in rows(report)) == (2, True)
     assert "raised ValueError('no such mailbox')" in report
     assert "The body raised ValueError" in report
+    assert "A single delivery had 0 effects" in shop.report(fail, effects=None)
+    assert shop.report(fail, Policy("to", remember=(ValueError,)), promise="at least once") == ""
 
-    remembering = declare(Policy(key="to", remember=(ValueError,)), body=fail, name="shop.remembering")
-    assert_effect_once(remembering, "a@b", effects=outbox, promise="at least once")
 
-
-def test_retries_are_followed_to_their_end(declare: Callable[..., Task], outbox: list[str]) -> None:
+def test_retries_are_followed_to_their_end(shop: Rehearsals) -> None:
     """A task that retries itself is delivered again, with its count, until it is done; also when it dies on the way."""
     retries: list[int] = []
 
-    def retry(self: Any, to: str) -> Any:
-        retries.append(self.request.retries)
-        if self.request.retries < 2:
-            raise self.retry(countdown=3600)
-        outbox.append(to)
+    def retry(task: Any, to: str) -> Any:
+        retries.append(task.request.retries)
+        if task.request.retries < 2:
+            raise task.retry(countdown=3600)
+        shop.outbox.append(to)
         return "sent"
 
-    report = report_of(declare(body=retry), "a@b", effects=outbox)
+    report = shop.report(retry)
 
     assert retries[:3] == [0, 1, 2]
-    assert "postponed, postponed, 'sent'" in report
     # A retry that was published right before the death is delivered, and so is the message that comes back.
     assert "  died, postponed, postponed, 'sent', 'sent', 'sent'\n" in report
-    assert rows(report, marked=True) == {"the worker dies before the completion of delivery 3": 2}
+    assert broken(report) == {"the worker dies before the completion of delivery 3": 2}
     assert rows(report)["the worker dies after the release"] == 1
 
 
-def test_task_that_never_settles_is_given_up(declare: Callable[..., Task], outbox: list[str]) -> None:
-    """After fifty deliveries of one message; it had no effect, and that is said."""
-
-    def postpone(self: Any, to: str) -> None:
-        raise self.retry(countdown=1, max_retries=None)
-
-    report = report_of(declare(body=postpone, max_retries=None), "a@b", effects=outbox)
-
-    assert rows(report) == {"delivered once": 0}
-    assert report.count("postponed") == 50
-    assert "A single delivery had 0 effects" in report
-
-
-def test_rejected_message_comes_back(declare: Callable[..., Task], outbox: list[str]) -> None:
+def test_rejected_message_comes_back(shop: Rehearsals) -> None:
     """A message that its body gives back to the broker is delivered again, marked as such."""
     charges: set[str] = set()
     redelivered: list[bool] = []
 
-    def reject_first(self: Any, to: str) -> None:
-        redelivered.append(self.request.delivery_info["redelivered"])
-        if not self.request.delivery_info["redelivered"]:
+    def reject_first(task: Any, to: str) -> None:
+        redelivered.append(task.request.delivery_info["redelivered"])
+        if not redelivered[-1]:
             raise Reject("busy", requeue=True)
         charges.add(current_attempt().effect_key("charge"))
 
-    assert_effect_once(declare(body=reject_first), "a@b", effects=charges)
+    assert shop.report(reject_first, effects=charges) == ""
     assert redelivered[:2] == [False, True]
 
 
-def test_every_ending_is_told(declare: Callable[..., Task], outbox: list[str]) -> None:
-    """A delivery that was skipped, rejected or failed is called so."""
+def test_every_ending_is_told(shop: Rehearsals) -> None:
+    """A delivery that was skipped, rejected or failed is called so; fifty that do not settle are given up."""
 
-    def reject(self: Any, to: str) -> None:
+    def reject(task: Any, to: str) -> None:
         raise Reject("never again", requeue=False)
 
-    skipping = report_of(declare(Policy(key="to", on_conflict="skip"), name="shop.skipping"), "a@b", effects=outbox)
-    raising = report_of(declare(Policy(key="to", on_conflict="raise"), name="shop.raising"), "a@b", effects=outbox)
-    rejecting = report_of(declare(body=reject), "a@b", effects=outbox)
+    def postpone(task: Any, to: str) -> None:
+        raise task.retry(countdown=1, max_retries=None)
+
+    skipping, raising = (shop.report(policy=Policy("to", on_conflict=how)) for how in ("skip", "raise"))  # type: ignore[arg-type]
+    rejecting, postponing = shop.report(reject), shop.report(postpone, max_retries=None)
 
     assert "  delivered again as the body begins      'mail 3', ignored\n" in skipping
     assert ", raised InFlight\n" in raising
-    assert rows(rejecting) == {"delivered once": 0}
+    assert rows(rejecting) == rows(postponing) == {"delivered once": 0}
     assert "  rejected\n" in rejecting
+    assert postponing.count("postponed") == 50
 
 
-def test_deliveries_at_once_overlap(declare: Callable[..., Task], outbox: list[str]) -> None:
+def test_deliveries_at_once_overlap(shop: Rehearsals) -> None:
     """Unprotected, both are in the body at the same time; protected, the second comes while the first is in it."""
     inside: list[int] = []
-    most = {"protected": 0, "plain": 0}
-
-    def body(name: str) -> Callable[[Any, str], None]:
-        def run(self: Any, to: str) -> None:
-            inside.append(threading.get_ident())
-            most[name] = max(most[name], len(set(inside)))
-            meeting.wait(0.05)
-            inside.remove(threading.get_ident())
-            outbox.append(to)
-
-        return run
-
+    most: list[int] = []
     meeting = threading.Event()
-    report_of(declare(body=body("plain"), base=Task, idempotent=None), "a@b", effects=outbox)
+
+    def run(task: Any, to: str) -> None:
+        inside.append(threading.get_ident())
+        most.append(len(set(inside)))
+        meeting.wait(0.05)
+        inside.remove(threading.get_ident())
+        shop.outbox.append(to)
+
+    shop.report(run, base=Task, idempotent=None)
+    assert max(most) == 2
     meeting.set()
-    report = report_of(declare(body=body("protected"), name="shop.protected"), "a@b", effects=outbox)
+    most.clear()
+    report = shop.report(run)
 
-    assert most == {"plain": 2, "protected": 1}
-    assert "  delivered again as the body begins      None, postponed, None\n" in report
-    assert "  delivered again as the body ends        None, postponed, None\n" in report
+    assert max(most) == 1
+    for end in ("begins", "ends  "):
+        assert f"  delivered again as the body {end}      None, postponed, None\n" in report
 
 
-def test_every_delivery_gets_its_own_arguments_as_off_the_wire(declare: Callable[..., Task], outbox: list[str]) -> None:
+def test_every_delivery_gets_its_own_arguments_as_off_the_wire(shop: Rehearsals) -> None:
     """A body that changes its arguments does not change those of the next delivery, and tuples come as lists."""
     seen: list[Any] = []
 
-    def consume(self: Any, to: Any) -> None:
-        seen.append(list(to))
-        assert isinstance(to, list)
-        outbox.append(to.pop())
+    def consume(task: Any, to: Any) -> None:
+        seen.append((type(to), [*to]))
+        shop.outbox.append(to.pop())
 
-    assert_effect_once(declare(body=consume), ("a", "b"), effects=outbox, promise="at least once")
-    assert all(each == ["a", "b"] for each in seen)
+    assert_effect_once(shop.task(consume), to=("a", "b"), effects=shop.outbox, promise="at least once")
+    assert {(kind, *values) for kind, values in seen} == {(list, "a", "b")}
 
 
-def test_receiver_can_be_reset(declare: Callable[..., Task]) -> None:
+def test_receiver_can_be_reset(shop: Rehearsals) -> None:
     """A receiver that knows the arguments again is reset before each scenario."""
     paid: set[str] = set()
+    task = shop.task(lambda task, to: paid.add(to))
 
-    def pay(self: Any, to: str) -> None:
-        paid.add(to)
-
-    task = declare(body=pay)
-    assert rows(report_of(task, "o-1", effects=paid))["delivered twice"] == 0
-    assert_effect_once(task, "o-1", effects=paid, reset=paid.clear)
+    assert rows(shop.report(task, effects=paid))["delivered twice"] == 0
+    assert shop.report(task, effects=paid, reset=paid.clear) == ""
 
 
-def test_what_a_body_publishes_goes_its_way(outbox: list[str]) -> None:
+def test_what_a_body_publishes_goes_its_way() -> None:
     """Only the task's own retries are caught; other messages reach the app's broker."""
     app = an_app()
-    queue = app.conf.task_default_queue
+    runs: list[str] = []
 
     @app.task(shared=False, name="shop.notify")
     def notify(to: str) -> None: ...
 
     @app.task(base=IdempotentTask, bind=True, shared=False, name="shop.mail", idempotent=Policy(key="to"))
-    def mail(self: Any, to: str) -> None:
+    def mail(task: Any, to: str) -> None:
         notify.delay(to)
-        if to == "self":
-            mail.apply_async(("other",))
-        outbox.append(to)
+        mail.apply_async(("other",))
+        runs.append(to)
 
-    assert_effect_once(mail, "self", effects=outbox, promise="at least once")
-    names = [message.headers["task"] for message in published(app, queue)]
-    assert {name: names.count(name) for name in set(names)} == {"shop.notify": len(outbox), "shop.mail": len(outbox)}
+    assert_effect_once(mail, "self", effects=runs, promise="at least once")
+    names = [message.headers["task"] for message in published(app)]
+    assert [names.count(each) for each in ("shop.notify", "shop.mail")] == [len(runs)] * 2
 
 
-def test_nothing_stays_behind(declare: Callable[..., Task], outbox: list[str], app: Celery) -> None:
-    """The app's store and the task are as they were, whether the promise held or not."""
-    task, store = declare(), app.conf.idempotency_store
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (KeyError,)}], ids=["", "autoretry"])
+def test_nothing_stays_behind(shop: Rehearsals, options: Any) -> None:
+    """The app's store and the task are as they were, whether the promise held or not.
+
+    Celery wraps the body of a task with autoretry in an attribute of its own.
+    """
+    task, store = shop.task(**options), shop.app.conf.idempotency_store
     before = dict(vars(task))
+    assert ("run" in before) is bool(options)
 
-    assert_effect_once(task, "a@b", effects=outbox, promise="at least once")
-    report_of(task, "a@b", effects=outbox)
+    assert shop.report(task, promise="at least once") == ""
+    assert shop.report(task)
 
     assert vars(task) == before
-    assert app.conf.idempotency_store is store
-    assert isinstance(store, MemoryStore)
+    assert shop.app.conf.idempotency_store is store
     assert list(store.scan()) == []
 
 
-def test_task_with_autoretry_stays_whole(declare: Callable[..., Task], outbox: list[str]) -> None:
-    """Celery wraps the body of such a task in an attribute of its own, which must be there afterwards."""
-    task = declare(autoretry_for=(KeyError,))
-    before = dict(vars(task))
-    assert "run" in before
-
-    assert_effect_once(task, "a@b", effects=outbox, promise="at least once")
-
-    assert vars(task) == before
-
-
-def test_without_a_count_every_run_of_the_body_is_an_effect(declare: Callable[..., Task]) -> None:
-    """Which is true of a receiver that knows no repetition; the report says what was counted."""
-    rerun, refuse = declare(), declare(Policy(key="to", on_takeover="refuse"), name="shop.once")
-
-    assert_effect_once(rerun, "a@b", promise="at least once")
-    assert_effect_once(refuse, "a@b", promise="at most once")
-    report = report_of(rerun, "a@b")
-
-    assert set(rows(report, marked=True).values()) == {2}
-    assert "Each run of the body to its end was counted as an effect" in report
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"effects": 7}, TypeError, "effects="),
+        ({"effects": object()}, TypeError, "effects="),
+        ({"promise": "exactly-once"}, ValueError, "must be one of"),
+        *(({"task": each}, TypeError, "must be a Celery task") for each in (len, "shop.mail", None)),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused_before_anything_runs(
+    shop: Rehearsals, arguments: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    """What does not count, a promise that is misspelt; a function, a name or a signature in place of a task."""
+    task = arguments.pop("task", shop.task())
+    with pytest.raises(error, match=told):
+        assert_effect_once(task or shop.task().s("a@b"), "a@b", **{"effects": shop.outbox, **arguments})
+    assert shop.outbox == []
 
 
-def test_body_that_fails_is_no_effect_by_default(declare: Callable[..., Task]) -> None:
-    """It did not come to its end."""
-
-    def fail(self: Any, to: str) -> None:
-        raise LookupError(to)
-
-    assert "A single delivery had 0 effects" in report_of(declare(body=fail), "a@b")
-
-
-@pytest.mark.parametrize("effects", [7, object()])
-def test_effects_must_count(effects: Any, declare: Callable[..., Task]) -> None:
-    """Neither a function nor a container is refused before anything runs."""
-    with pytest.raises(TypeError, match="effects="):
-        assert_effect_once(declare(), "a@b", effects=effects)
-
-
-def test_task_must_be_one(declare: Callable[..., Task], outbox: list[str]) -> None:
-    """A function, a signature or a name is refused before anything runs."""
-    for task in (len, declare().s("a@b"), "shop.mail"):
-        with pytest.raises(TypeError, match="must be a Celery task"):
-            assert_effect_once(task, "a@b", effects=outbox)
-    assert outbox == []
-
-
-def test_promise_must_be_one(declare: Callable[..., Task], outbox: list[str]) -> None:
-    """A misspelt promise is refused before anything runs."""
-    with pytest.raises(ValueError, match="must be one of"):
-        assert_effect_once(declare(), "a@b", effects=outbox, promise="exactly-once")  # type: ignore[arg-type]
-    assert outbox == []
-
-
-def test_miscounting_is_told_apart_from_repetition(declare: Callable[..., Task], outbox: list[str]) -> None:
+def test_miscounting_is_told_apart_from_repetition(shop: Rehearsals) -> None:
     """If one delivery alone has no effect, or two, the count or the arguments are wrong, and nothing else is tried."""
-    task = declare()
-    for effects, number in ((lambda: 0, 0), (lambda: 2 * len(outbox), 2)):
-        report = report_of(task, "a@b", effects=effects)
+    for effects, number in ((lambda: 0, 0), (lambda: 2 * len(shop.outbox), 2)):
+        report = shop.report(effects=effects)
         assert rows(report) == {"delivered once": number}
         assert f"A single delivery had {number} effects" in report
 
 
-def test_step_under_its_key_is_once(declare: Callable[..., Task]) -> None:
+# Steps, commits and transactions.
+
+
+def test_step_under_its_key_is_once(shop: Rehearsals) -> None:
     """Each end of its call is the worker's end once, and the receiver knows the repetition."""
-    charges: dict[str, str] = {}
+    charges: set[str] = set()
 
-    def pay(self: Any, to: str) -> Any:
-        return current_attempt().step("charge", lambda step: charges.setdefault(step.key, to))
+    def pay(task: Any, to: str) -> None:
+        current_attempt().step("charge", lambda step: charges.add(step.key))
 
-    assert_effect_once(declare(Policy(key="to", effects={"charge": Keyed()}), body=pay), "o-1", effects=charges)
+    assert shop.report(pay, Policy("to", effects={"charge": Keyed()}), effects=charges) == ""
 
 
-def test_finished_step_protects_what_knows_no_keys(declare: Callable[..., Task], outbox: list[str]) -> None:
+def test_finished_step_protects_what_knows_no_keys(shop: Rehearsals) -> None:
     """Only between the effect and its record is it repeated: nowhere else, as a bare effect is."""
 
-    def send(self: Any, to: str) -> None:
-        current_attempt().step("mail", lambda step: outbox.append(to))
+    def send(task: Any, to: str) -> None:
+        current_attempt().step("mail", lambda step: shop.outbox.append(to))
         current_attempt().step("note", lambda step: None)
 
-    task = declare(body=send)
-    report = report_of(task, "a@b", effects=outbox)
+    report = shop.report(send)
 
-    assert rows(report, marked=True) == {"the worker dies before the end of step 'mail'": 2}
-    assert rows(report)["the worker dies as the body ends"] == 1
-    assert rows(report)["the worker dies before the end of step 'note'"] == 1
-    assert all(tool in report for tool in ("step.key", "attempt.commit()", "AtMostOnce"))
-    assert_effect_once(task, "a@b", effects=outbox, promise="at least once")
+    assert broken(report) == {"the worker dies before the end of step 'mail'": 2}
+    unbroken = {"the worker dies as the body ends", "the worker dies before the end of step 'note'"}
+    assert unbroken <= rows(report, marked=False).keys()
+    assert [tool for tool in ("step.key", "attempt.commit()", "AtMostOnce") if tool not in report] == []
+    assert shop.report(send, promise="at least once") == ""
 
 
-def test_step_at_most_once_is_at_most_once(declare: Callable[..., Task], outbox: list[str]) -> None:
+def test_step_at_most_once_is_at_most_once(shop: Rehearsals) -> None:
     """What began is not made again; where that loses the effect, the report says what can be stated, or done."""
+    task = shop.task(
+        lambda task, to: current_attempt().step("text", lambda step: shop.outbox.append(to)),
+        Policy("to", effects={"text": AtMostOnce()}),
+    )
+    assert shop.report(task, promise="at most once") == ""
+    report = shop.report(task)
 
-    def text(self: Any, to: str) -> None:
-        current_attempt().step("text", lambda step: outbox.append(to))
-
-    task = declare(Policy(key="to", effects={"text": AtMostOnce()}), body=text)
-    assert_effect_once(task, "a@b", effects=outbox, promise="at most once")
-    report = report_of(task, "a@b", effects=outbox)
-
-    assert rows(report, marked=True) == {
-        "two answers are lost at the beginning of step 'text'": 0,
-        "the worker dies after the beginning of step 'text'": 0,
-    }
+    places = ("two answers are lost at the beginning of", "the worker dies after the beginning of")
+    assert broken(report) == {f"{each} step 'text'": 0 for each in places}
     assert "died, raised OutcomeUnknown, raised OutcomeUnknown" in report
     assert 'State promise="at most once"; or declare it Keyed()' in report
 
 
-def test_step_that_takes_its_beginning_back_is_followed(declare: Callable[..., Task], outbox: list[str]) -> None:
+def test_step_that_takes_its_beginning_back_is_followed(shop: Rehearsals) -> None:
     """A call that says it had no effect is made again, and each of its three writes is died at."""
 
-    def text(self: Any, to: str) -> None:
+    def text(task: Any, to: str) -> None:
         def send(step: Any) -> None:
-            if not self.request.retries:
-                raise self.retry(countdown=1)
-            outbox.append(to)
+            if not task.request.retries:
+                raise task.retry(countdown=1)
+            shop.outbox.append(to)
 
         current_attempt().step("text", send)
 
-    task = declare(Policy(key="to", effects={"text": AtMostOnce()}), text)
-    assert_effect_once(task, "a@b", effects=outbox, promise="at most once")
-
-    assert "the worker dies before the withdrawal of step 'text'" in rows(report_of(task, "a@b", effects=outbox))
-
-
-@pytest.fixture
-def reserve(declare: Callable[..., Task]) -> Task:
-    """A task whose effect is committed with its record."""
-
-    def reserve(self: Any, to: str) -> Any:
-        return current_attempt().commit("reserved", [{"Update": {"TableName": "stock", "Key": {"sku": to}}}])
-
-    return declare(body=reserve)
+    task = shop.task(text, Policy("to", effects={"text": AtMostOnce()}))
+    assert shop.report(task, promise="at most once") == ""
+    assert "the worker dies before the withdrawal of step 'text'" in rows(shop.report(task))
 
 
-def test_commit_is_once(app: Celery, reserve: Task) -> None:
-    """What it writes is kept in the rehearsal's store; every way to die at the commit leaves it once."""
-    assert_effect_once(reserve, "a", effects=lambda: len(app.conf.idempotency_store.committed))
+def test_commit_is_once_and_without_its_condition_is_reported(
+    shop: Rehearsals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it writes is kept in the rehearsal's store; it is one of the writes at which all is tried."""
+    write = {"Update": {"TableName": "stock", "Key": {"sku": "a"}}}
+    task = shop.task(lambda task, to: current_attempt().commit("reserved", [write]))
 
+    def count() -> int:
+        return len(shop.app.conf.idempotency_store.committed)
 
-def test_commit_without_its_condition_is_reported(app: Celery, reserve: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commit is one of the writes at which answers are lost and workers die."""
+    assert shop.report(task, effects=count) == ""
+    monkeypatch.setattr(FaultyStore, "swap_with", _writes_anything)
+    report = shop.report(task, effects=count)
 
-    def unconditional(faulty: Any, new: Record, expected: str, writes: Any) -> Record:
-        faulty.store._records[new.key] = new
-        faulty.store.committed.extend(writes)
-        return new
-
-    monkeypatch.setattr(FaultyStore, "swap_with", unconditional)
-    report = report_of(reserve, "a", effects=lambda: len(app.conf.idempotency_store.committed))
-
-    assert rows(report, marked=True) == {"one reply is lost at the commit": 2, "two answers are lost at the commit": 2}
+    assert broken(report) == {"one reply is lost at the commit": 2, "two answers are lost at the commit": 2}
     assert {f"the worker dies {when} the commit" for when in ("before", "after")} <= set(rows(report))
 
 
-class _Ledger:
+class Ledger:
     """A table of the user's, in a SQLite file that is also the app's store."""
 
     def __init__(self, file: Path) -> None:
@@ -575,120 +492,105 @@ class _Ledger:
     def insert(self, text: str) -> Any:
         return self._table.insert().values(text=text)
 
+    def book_alone(self, text: str) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(self.insert(text))
+
     def booked(self) -> int:
         with self.engine.connect() as connection:
             return connection.execute(select(func.count()).select_from(self._table)).scalar_one()
 
 
 @pytest.fixture
-def ledger(app: Celery, tmp_path: Path) -> Iterator[_Ledger]:
-    ledger = _Ledger(tmp_path / "shop.sqlite")
-    store = open_store(ledger.url)
-    store.provision()
-    store.close()
-    app.conf.idempotency_store = ledger.url
+def ledger(shop: Rehearsals, tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "shop.sqlite")
+    with closing(open_store(ledger.url)) as store:
+        store.provision()
+    shop.app.conf.idempotency_store = ledger.url
     yield ledger
     ledger.engine.dispose()
 
 
-def test_transaction_is_once(declare: Callable[..., Task], ledger: _Ledger) -> None:
+def test_transaction_is_once(shop: Rehearsals, ledger: Ledger) -> None:
     """Rows and messages are in the app's own database, once each in every way to die at the commit."""
 
-    def book(self: Any, to: str) -> Any:
+    def book(task: Any, to: str) -> Any:
+        with suppress(LookupError), current_attempt().transaction() as tx:
+            tx.execute(ledger.insert("undone"))  # a rollback of the body's own leaves no row and no record
+            raise LookupError
         with current_attempt().transaction() as tx:
             tx.execute(ledger.insert(to))
-            tx.send(self, "follow-up")
+            tx.send(task, "follow-up")
             return tx.done("booked")
 
-    task = declare(body=book)
-    outbox = SQLStore(ledger.url)
-
-    assert_effect_once(task, "o-1", effects=ledger.booked)
-    messages = outbox.take(100, hold=1)
-    outbox.close()
+    assert shop.report(book, effects=ledger.booked) == ""
+    with closing(SQLStore(ledger.url)) as outbox:
+        messages = outbox.take(100, hold=1)
 
     assert len(messages) == ledger.booked() == 16  # the scenarios; what was rolled back has left nothing
     ledger.engine.dispose()
     assert not [each for each in psutil.Process().open_files() if each.path == ledger.engine.url.database]
 
 
-def test_session_of_the_users_is_rehearsed(declare: Callable[..., Task], ledger: _Ledger) -> None:
+def test_session_of_the_users_is_rehearsed(shop: Rehearsals, ledger: Ledger) -> None:
     """The transaction may be one of an ORM session's."""
 
-    def book(self: Any, to: str) -> Any:
+    def book(task: Any, to: str) -> Any:
         with Session(ledger.engine) as session, current_attempt().transaction(session) as tx:
             session.execute(ledger.insert(to))
             return tx.done("booked")
 
-    assert_effect_once(declare(body=book), "o-1", effects=ledger.booked)
+    assert shop.report(book, effects=ledger.booked) == ""
 
 
-def test_effect_beside_the_transaction_is_reported(declare: Callable[..., Task], ledger: _Ledger) -> None:
+def test_effect_beside_the_transaction_is_reported(shop: Rehearsals, ledger: Ledger) -> None:
     """What is done on another connection is not undone with it; a commit without an answer is no excuse."""
 
-    def book(self: Any, to: str) -> Any:
+    def book(task: Any, to: str) -> Any:
         with current_attempt().transaction() as tx:
             done = tx.done("booked")
-        with ledger.engine.begin() as connection:
-            connection.execute(ledger.insert(to))
+        ledger.book_alone(to)
         return done
 
-    def book_early(self: Any, to: str) -> Any:
-        with ledger.engine.begin() as connection:
-            connection.execute(ledger.insert(to))
+    def book_early(task: Any, to: str) -> Any:
+        ledger.book_alone(to)
         with current_attempt().transaction() as tx:
             return tx.done("booked")
 
-    late = report_of(declare(body=book), "o-1", effects=ledger.booked)
-    early = report_of(declare(body=book_early, name="shop.early"), "o-1", effects=ledger.booked)
+    late, early = (broken(shop.report(each, effects=ledger.booked)) for each in (book, book_early))
 
-    assert rows(late, marked=True) == {"the worker dies after the commit": 0}
-    assert rows(early, marked=True) == {"one request is lost at the commit": 2, "the worker dies before the commit": 2}
-
-
-def test_body_that_goes_on_after_a_failed_commit_is_followed(declare: Callable[..., Task], ledger: _Ledger) -> None:
-    """A rollback of the body's own leaves no row and no record."""
-
-    def book(self: Any, to: str) -> Any:
-        with suppress(LookupError), current_attempt().transaction() as tx:
-            tx.execute(ledger.insert(to))
-            raise LookupError
-        with current_attempt().transaction() as tx:
-            tx.execute(ledger.insert(to))
-            return tx.done("booked")
-
-    assert_effect_once(declare(body=book), "o-1", effects=ledger.booked)
+    assert late == {"the worker dies after the commit": 0}
+    assert early == {"one request is lost at the commit": 2, "the worker dies before the commit": 2}
 
 
 @pytest.mark.parametrize("setting", [None, "memory://", MemoryStore()], ids=["none", "url", "store"])
-def test_transaction_without_a_database_is_refused_with_the_remedy(
-    setting: Any, app: Celery, declare: Callable[..., Task], outbox: list[str]
-) -> None:
+def test_transaction_without_a_database_is_refused_with_the_remedy(shop: Rehearsals, setting: Any) -> None:
     """It needs an SQL store; that is said, not left to be guessed from a count of 0."""
 
-    def book(self: Any, to: str) -> Any:
+    def book(task: Any, to: str) -> Any:
         with current_attempt().transaction() as tx:
-            outbox.append(to)
+            shop.outbox.append(to)
             return tx.done("booked")
 
-    app.conf.idempotency_store = setting
-    report = report_of(declare(body=book), "o-1", effects=outbox)
+    shop.app.conf.idempotency_store = setting
 
-    assert "has no transactions; to rehearse attempt.transaction(), give the test's app an SQL store" in report
-    assert outbox == []
+    assert "to rehearse attempt.transaction(), give the test's app an SQL store" in shop.report(book)
+    assert shop.outbox == []
 
 
-def test_transaction_of_a_claim_that_is_gone_writes_nothing(ledger: _Ledger) -> None:
+# The store of a rehearsal.
+
+
+def test_transaction_of_a_claim_that_is_gone_writes_nothing(ledger: Ledger) -> None:
     """Its swap tells whose record it is, as that of a real store does."""
     record = a_record()
-    theirs = replace(record, revision="theirs", owner="theirs")
-    completed = replace(record, revision="completed", status=Status.COMPLETED)
+    theirs = record.but(revision="theirs", owner="theirs")
 
     with closing(ScenarioStore(ledger.url)) as store:
         store.swap(theirs, None)
         transaction = store.begin()
         transaction.connection.execute(ledger.insert("o-1"))
-        assert transaction.swap(completed, record.revision) == theirs
+        assert transaction.swap(record.but(revision="completed", status=Status.COMPLETED), record.revision) == theirs
         transaction.rollback()
 
     assert ledger.booked() == 0
@@ -697,10 +599,7 @@ def test_transaction_of_a_claim_that_is_gone_writes_nothing(ledger: _Ledger) -> 
 def test_dead_attempt_writes_nothing_any_more() -> None:
     """Whatever its handlers try, in its own thread or in the heartbeat's; the next delivery is not concerned."""
     store, record = ScenarioStore(), a_record()
-    completed, released = (
-        a_record().__class__(**{**record.to_fields(), "status": status, "revision": str(status)})
-        for status in (Status.COMPLETED, Status.RELEASED)
-    )
+    completed, released = (record.but(status=each, revision=each) for each in (Status.COMPLETED, Status.RELEASED))
     errors: list[type[BaseException]] = []
 
     def beside() -> None:
@@ -717,8 +616,7 @@ def test_dead_attempt_writes_nothing_any_more() -> None:
         heartbeat = threading.Thread(target=beside)
         heartbeat.start()
         heartbeat.join()
-    assert errors == [StoreUnavailable]
-    assert store.get(record.key) == record
+    assert (errors, store.get(record.key)) == ([StoreUnavailable], record)
 
     with store.delivering():
         assert store.swap(released, record.revision) == released
@@ -738,9 +636,8 @@ def test_death_after_a_write_leaves_it_stored() -> None:
 def test_writes_have_names_that_people_know() -> None:
     """A claim may take several requests; what comes after it is called by what it does."""
     store, record = ScenarioStore(), a_record()
-    renewed = a_record().__class__(**{**record.to_fields(), "revision": "renewed"})
-    theirs = a_record().__class__(**{**record.to_fields(), "revision": "theirs", "status": Status.RELEASED})
-    taken_over = a_record().__class__(**{**record.to_fields(), "revision": "taken over"})
+    renewed, taken_over = record.but(revision="renewed"), record.but(revision="taken over")
+    theirs = record.but(revision="theirs", status=Status.RELEASED)
 
     store.plan(None)
     with store.delivering():
@@ -752,9 +649,6 @@ def test_writes_have_names_that_people_know() -> None:
         store.swap(taken_over, theirs.revision)
 
     assert store.writes == [
-        "the claim",
-        "a write of the body",
-        "the release",
-        "the claim of delivery 2",
-        "the claim of delivery 2, again",
+        *("the claim", "a write of the body", "the release"),
+        *("the claim of delivery 2", "the claim of delivery 2, again"),
     ]
