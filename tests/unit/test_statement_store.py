@@ -1,14 +1,22 @@
-"""A store by statements over a library that fails when it is told to: what is sent again, on what, and what is not."""
+"""A store by statements over a library that fails when it is told to, and the connections of SQLAlchemy's."""
+# mypy: allow-untyped-decorators
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge
+from celery_idempotent.stores import forks
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.stores.sql.drivers import is_dead
 from celery_idempotent.stores.sql.schema import DIALECTS, outbox, records
 from celery_idempotent.stores.sql.statement_store import StatementStore, Values
 from celery_idempotent.stores.sql.statements import SERVER_NOW, Reply
@@ -35,17 +43,19 @@ DEADLOCK, LOST, NO_TABLE = "40P01", "08006", "42P01"
 
 
 class Scripted(StatementStore[Link]):
-    """Answers by what is planned, in order, and by what it is told of the table afterwards."""
+    """Answers by what is planned, in order; its time is known unless ``dialect`` is given."""
 
     wrapper = FromLibrary
     errors = (FromLibrary,)
 
-    def __init__(self, *plan: str | Reply, dialect: str = "postgresql") -> None:
-        super().__init__(DIALECTS[dialect](), records, outbox)
+    def __init__(self, *plan: str | Reply, dialect: str = "") -> None:
+        super().__init__(DIALECTS[dialect or "postgresql"](), records, outbox)
         self.plan = list(plan)
         self.sent: list[tuple[Link, Values]] = []
         self.lent: list[str] = []
         self.undone = 0
+        if not dialect:
+            self._clock.learn(1_000, self._clock.before_asking())
 
     def __repr__(self) -> str:
         return "scripted"
@@ -66,18 +76,12 @@ class Scripted(StatementStore[Link]):
         return connection
 
     def _undone(self, connection: Link, operation: str) -> AbstractContextManager[None]:
-        @contextmanager
-        def transaction() -> Iterator[None]:
-            try:
-                yield
-            finally:
-                self.undone += 1
-
-        return transaction()
+        transaction = ExitStack()
+        transaction.callback(lambda: setattr(self, "undone", self.undone + 1))
+        return transaction  # type: ignore[return-value]
 
 
 WON = Reply([{"won": True}], 0)
-NOTHING = Reply([], 0)
 
 
 def greeting(largest: int) -> Reply:
@@ -86,54 +90,37 @@ def greeting(largest: int) -> Reply:
 
 
 def test_statement_that_the_database_has_undone_is_sent_again() -> None:
-    """The very same, on a connection of its own, and the ninth deadlock in a row is no outage yet."""
+    """The very same, on a connection of its own, and the ninth deadlock in a row is no outage yet; the tenth is."""
     store, record = Scripted(*[DEADLOCK] * 9, WON), a_record()
-
     assert store.swap(record, None) == record
-
-    assert len(store.sent) == len(store.lent) == 10
-    assert len({id(connection) for connection, _ in store.sent}) == 10
+    assert len(store.lent) == len({id(connection) for connection, _ in store.sent}) == 10
     assert all(parameters == store.sent[0][1] for _, parameters in store.sent)
 
-
-def test_statement_that_is_undone_again_and_again_is_an_outage() -> None:
-    """After ten times; nobody waits for ever."""
-    store = Scripted(*[DEADLOCK] * 20)
-
+    given_up = Scripted(*[DEADLOCK] * 20)
     with pytest.raises(StoreUnavailable):
-        store.swap(a_record(), None)
+        given_up.swap(record, None)
+    assert len(given_up.sent) == 10
 
-    assert len(store.sent) == 10
+
+_ASKS: list[Callable[[Scripted], object]] = [
+    *(lambda store: store.swap(a_record(), None), lambda store: store.swap(a_record(), "r")),
+    *(lambda store: store.get("k"), lambda store: store.delete("k", "r"), lambda store: store.purge(10)),
+    *(lambda store: list(store.scan()), lambda store: store.take(10, 1_000)),
+    *(lambda store: store.forget([1]), lambda store: store.waiting(10)),
+]
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda store: store.swap(a_record(), None),
-        lambda store: store.swap(a_record(), "r"),
-        lambda store: store.get("k"),
-        lambda store: store.delete("k", "r"),
-        lambda store: store.purge(10),
-        lambda store: list(store.scan()),
-        lambda store: store.take(10, 1_000),
-        lambda store: store.forget([1]),
-        lambda store: store.waiting(10),
-    ],
-)
+@pytest.mark.parametrize("ask", _ASKS)
 @pytest.mark.parametrize(("code", "told"), [(LOST, StoreUnavailable), (NO_TABLE, StoreMisconfigured)])
 def test_statement_without_an_answer_is_not_sent_again(
     ask: Callable[[Scripted], object], code: str, told: type[Exception]
 ) -> None:
     """It may have been executed; whoever asked decides, and is told by the driver's error without the statement."""
     store = Scripted(code, code)
-    store._clock.learn(1_000, store._clock.before_asking())
-
     with pytest.raises(StoreUnavailable) as raised:
         ask(store)
 
-    assert len(store.sent) == 1
-    assert type(raised.value) is told
-    assert raised.value.store == "scripted"
+    assert (len(store.sent), type(raised.value), raised.value.store) == (1, told, "scripted")
     assert isinstance(raised.value.__cause__, FromDriver)
     assert "secret" not in str(raised.value)
 
@@ -145,26 +132,17 @@ def test_statement_without_an_answer_is_not_sent_again(
         lambda store, link: store.enqueue_on(link, OutboxMessage("id", "{}", "application/json")),
     ],
 )
-@pytest.mark.parametrize("code", [DEADLOCK, LOST])
-def test_nothing_is_sent_again_within_a_transaction_of_the_callers(
-    write: Callable[[Scripted, Link], object], code: str
+@pytest.mark.parametrize("code", [DEADLOCK, LOST, None])
+def test_write_in_a_transaction_of_the_callers_is_sent_once_and_on_its_connection(
+    write: Callable[[Scripted, Link], object], code: str | None
 ) -> None:
-    """The database has undone all of it, and what the caller did before would be missing."""
-    store, link = Scripted(code, WON), Link()
-    store._clock.learn(1_000, store._clock.before_asking())
-
-    with pytest.raises(StoreUnavailable):
+    """On another it would count before the commit; what the database undid, it undid with all that was before."""
+    store, link = Scripted(*([code] if code else []), WON), Link()
+    if code:
+        with pytest.raises(StoreUnavailable):
+            write(store, link)
+    else:
         write(store, link)
-
-    assert [connection for connection, _ in store.sent] == [link]
-    assert store.lent == []
-
-
-def test_write_within_a_transaction_of_the_callers_is_made_on_its_connection() -> None:
-    """On another it would count before the commit, or without it."""
-    store, link, record = Scripted(WON), Link(), a_record()
-
-    assert store.swap_on(link, record, None) == record
 
     assert [connection for connection, _ in store.sent] == [link]
     assert store.lent == []
@@ -172,32 +150,26 @@ def test_write_within_a_transaction_of_the_callers_is_made_on_its_connection() -
 
 @pytest.mark.parametrize("dialect", ["mysql", "mariadb"])
 def test_what_mysql_would_hang_up_at_is_not_sent(dialect: str) -> None:
-    """It would look like a lost connection, after which the record may be written; so it is certain that it is not."""
-    store = Scripted(greeting(10_000), dialect=dialect)
+    """It would look like a lost connection, after which the record may be written; so it is certain that it is not.
 
+    Each connection is asked once: a pooler, or a changed setting, gives the next one another limit.
+    """
+    small, large = a_record(), replace(a_record(), result="x" * 10_000)
+    store, link = Scripted(greeting(10_000), Reply([], 1), dialect=dialect), Link()
     with pytest.raises(RecordTooLarge, match="10000 bytes"):
-        store.swap(replace(a_record(), result="x" * 10_000), None)
+        store.swap_on(link, large, None)
+    assert store.swap_on(link, small, None) == small
 
-    assert [values for _, values in store.sent] == [()]
-
-
-def test_mysql_is_asked_once_for_each_connection() -> None:
-    """A pooler, or a changed setting, gives the next one another limit."""
-    store, link, record = Scripted(greeting(10**6), Reply([], 1), Reply([], 1), dialect="mysql"), Link(), a_record()
-
-    assert store.swap_on(link, record, None) == record
-    assert store.swap_on(link, replace(record, revision="r"), record.revision) is not None
-
-    assert [bool(parameters) for _, parameters in store.sent] == [False, True, True]
+    assert [bool(parameters) for _, parameters in store.sent] == [False, True]
     store.plan = [greeting(1)]
     with pytest.raises(RecordTooLarge):
-        store.swap_on(Link(), record, None)
+        store.swap_on(Link(), small, None)
 
 
 @pytest.mark.parametrize("reply", [{}, {"won": True}], ids=["asked", "learned from a swap"])
 def test_time_costs_one_statement_at_most(reply: dict[str, Any]) -> None:
     """And none where a reply has told it before."""
-    store = Scripted(Reply([{**reply, SERVER_NOW: 5_000_000}], 0))
+    store = Scripted(Reply([{**reply, SERVER_NOW: 5_000_000}], 0), dialect="postgresql")
     if reply:
         store.swap(a_record(), None)
 
@@ -210,17 +182,14 @@ def test_time_costs_one_statement_at_most(reply: dict[str, Any]) -> None:
 def test_table_that_was_tried_out_is_as_before() -> None:
     """Whatever comes of it."""
     store = Scripted(NO_TABLE)
-
     with pytest.raises(StoreMisconfigured):
         store.verify()
-
     assert store.undone == 1
 
 
 def test_errors_of_another_kind_are_explained_where_they_are_named() -> None:
     """Others are nobody's but the caller's."""
     store = Scripted()
-
     with pytest.raises(StoreUnavailable, match="pool"), store.explaining("begin", TimeoutError):
         raise TimeoutError("pool")
     with pytest.raises(StoreUnavailable) as raised, store.explaining("begin"):
@@ -228,3 +197,52 @@ def test_errors_of_another_kind_are_explained_where_they_are_named() -> None:
     assert isinstance(raised.value.__cause__, FromDriver)
     with pytest.raises(TimeoutError), store.explaining("begin"):
         raise TimeoutError
+
+
+# Connections: which of them live, and whose they are.
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        lambda link: SimpleNamespace(_sock=link, open=True),  # PyMySQL
+        lambda link: SimpleNamespace(_usock=link, _sock=object()),  # pg8000
+        lambda link: SimpleNamespace(fileno=link.fileno, closed=False),  # psycopg
+    ],
+)
+def test_connection_is_dead_once_the_other_side_has_closed_it(driver: Callable[[Any], Any]) -> None:
+    """Whatever it said before; as long as it has not, unread bytes mean nothing."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not is_dead(driver(ours))
+        theirs.send(b"terminating connection due to administrator command")
+        assert not is_dead(driver(ours))
+        theirs.close()
+        assert is_dead(driver(ours))
+
+
+@pytest.mark.parametrize("own_side", [{"closed": True}, {"open": False}])
+def test_connection_that_this_side_has_closed_is_dead(own_side: dict[str, bool]) -> None:
+    """Drivers close their own side after some errors, and say so in different words."""
+    assert is_dead(SimpleNamespace(**own_side))
+
+
+def test_connections_from_before_a_fork_are_left_to_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child opens its own, at its first use, and what it inherits is kept: nobody closes it, nor the collector."""
+    url = f"sqlite:///{tmp_path}/records.sqlite"
+    engine = create_engine(url)
+    given, own = SQLStore(engine), SQLStore(url)
+    own.provision()
+    given.get("k")
+    pool, inherited = engine.pool, own._pool()
+    monkeypatch.setattr("os.getpid", lambda: -1)
+
+    record = a_record()
+    assert given.swap(record, None) == record
+    assert engine.pool is not pool
+    assert forks.inherited.pop() is pool
+    assert own._pool() is not inherited
+    own.close()
+    assert list(own._pool._values.values()) == [inherited]
+    for each in (engine, inherited, pool):
+        each.dispose()
