@@ -7,13 +7,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from operator import setitem
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from sqlalchemy import Engine, create_engine
 
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
@@ -26,13 +25,13 @@ from celery_idempotent.integration.messages import outbox
 from celery_idempotent.integration.messages.outbox import backlog
 from celery_idempotent.protocol.circuit import FAILURES
 from celery_idempotent.protocol.operation import Run
+from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app
 from tests.support.scene import an_operation
 from tests.support.waiting import wait_until
-
-LEASE = 300
 
 
 @pytest.fixture(autouse=True)
@@ -43,42 +42,49 @@ def _forks_with_threads() -> Iterator[None]:
         yield
 
 
-def _attempt(store: MemoryStore, key: str, lease: int) -> Claim:
-    claimed_at = time.monotonic()
+def _holds_in_child(act: Callable[[], object]) -> bool:
+    """Whether ``act`` ends in a forked child, and is true there."""
+    child = os.fork()
+    if child == 0:
+        threading.Timer(30, os._exit, [1]).start()
+        status = 1
+        try:
+            status = 0 if act() else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _claimed(store: MemoryStore, key: str = "k") -> Record:
     decision = claim(store, an_operation(key))
     assert isinstance(decision, Run)
-    # Shorter than any policy may have it: the test waits for renewals.
-    brief = replace(decision.record, lease_until=store.now() + lease, revision=new_nonce())
-    assert store.swap(brief, decision.record.revision) == brief
-    return Claim(store, brief, lease=lease, retain=60_000, claimed_at=claimed_at)
+    return decision.record
 
 
-def _lease(store: MemoryStore, key: str) -> int:
-    record = store.get(key)
-    assert record is not None
-    return record.lease_until
+def _beating(store: MemoryStore, key: str, lease: int) -> tuple[Claim, Callable[[], int]]:
+    """An attempt that is renewed, whose lease may be shorter than any policy may have it; and how to read the lease."""
+    claimed_at, record = time.monotonic(), _claimed(store, key)
+    brief = replace(record, lease_until=store.now() + lease, revision=new_nonce())
+    store.swap(brief, record.revision)
+    attempt = Claim(store, brief, lease=lease, retain=60_000, claimed_at=claimed_at)
+    heartbeat.start(attempt)
+    return attempt, lambda: cast(Record, store.get(key)).lease_until
 
 
 def test_child_has_a_heartbeat_of_its_own() -> None:
     """After a fork the process's heartbeat is new: no thread, no beats, no lock held in the copy."""
     store = MemoryStore()
-    attempt = _attempt(store, "k", lease=60_000)
-    heartbeat.start(attempt)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            first = _lease(store, "k")
-            short = _attempt(store, "child", LEASE)
-            heartbeat.start(short)
-            begun = _lease(store, "child")
-            wait_until(lambda: _lease(store, "child") > begun, "the child's own attempt was renewed")
-            status = 0 if attempt not in heartbeat._beats and _lease(store, "k") == first else 2
-        finally:
-            os._exit(status)
-    heartbeat.stop(attempt)
+    attempt, lease = _beating(store, "k", 60_000)
+    first = lease()
 
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    def beats() -> bool:
+        _, own = _beating(store, "child", 300)
+        begun = own()
+        wait_until(lambda: own() > begun, "the child's own attempt was renewed")
+        return attempt not in heartbeat._beats and lease() == first
+
+    assert _holds_in_child(beats)
+    heartbeat.stop(attempt)
 
 
 def test_child_asks_a_store_that_its_parent_holds_claims_back_from() -> None:
@@ -93,35 +99,34 @@ def test_child_asks_a_store_that_its_parent_holds_claims_back_from() -> None:
             breaker.ask(str(number), unavailable)
     assert breaker.is_open
     with breaker._changing:
-        pid = os.fork()
-        if pid == 0:
-            asked = threading.Event()
-            threading.Thread(target=breaker.ask, args=("k", asked.set), daemon=True).start()
-            os._exit(0 if asked.wait(30) else 1)
-
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert _holds_in_child(lambda: breaker.ask("k", lambda: True))
 
 
 def test_pool_process_measures_nothing_of_the_main_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held messages and the outbox are the main process's; told by each child, they would be counted often."""
+
+    def measured() -> tuple[Any, ...]:
+        return holding.held(), backlog.messages, backlog.age
+
     messages = HeldMessages(cast(Any, SimpleNamespace(queues=())), everything=True)
     monkeypatch.setattr(backlog, "is_watched", True)
     backlog.look(lambda limit: [], lambda: 0)
     holding._holdings.add(messages)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if (holding.held(), backlog.messages, backlog.age) == (None, None, None) else 1)
-
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert (holding.held(), backlog.messages, backlog.age) == (0, 0, 0.0)
+    assert _holds_in_child(lambda: measured() == (None, None, None))
+    assert measured() == (0, 0, 0.0)
     holding._holdings.discard(messages)
     backlog.forget()
 
 
 def test_main_process_sees_that_a_pool_process_has_sent_a_message() -> None:
     """The relay is in the one, and bodies are in the other."""
+
+    def send() -> bool:
+        sent[0] = 1
+        return True
+
     sent[0] = 0
-    assert _ends_in_child(partial(setitem, sent, 0, 1))
+    assert _holds_in_child(send)
     assert sent[0]
     sent[0] = 0
 
@@ -132,9 +137,9 @@ def test_no_process_is_forked_in_the_middle_of_a_relays_look(tmp_path: Path, mon
     A child would otherwise wait for ever for locks that the relay's thread had held, and SQLite would lose writes.
     """
     looking, go_on, order = threading.Event(), threading.Event(), []
-    store, app = SQLStore(f"sqlite:///{tmp_path}/records.sqlite"), an_app()
+    store, app = SQLStore(f"sqlite:///{tmp_path}/records.sqlite"), an_app(idempotency_relay=60)
     store.provision()
-    app.conf.update(idempotency_store=store, idempotency_relay=60)
+    app.conf.idempotency_store = store
 
     def look(app: object) -> int:
         looking.set()
@@ -161,7 +166,6 @@ def test_no_process_is_forked_in_the_middle_of_a_relays_look(tmp_path: Path, mon
     forking.join(30)
     step.stop(SimpleNamespace(app=app))
     store.close()
-
     assert order == ["looked", "closed", "forked"]
 
 
@@ -178,27 +182,52 @@ class _Held(list[Mapping[str, object]]):
         return super().__iter__()
 
 
-def _ends_in_child(act: Callable[[], object]) -> bool:
-    child = os.fork()
-    if child == 0:
-        threading.Timer(10, os._exit, [1]).start()
-        act()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 def test_child_does_not_wait_for_the_memory_store_of_its_parent() -> None:
     """A thread of the parent's is in the middle of a write when the process forks, and is not there in the child."""
     store, writes = MemoryStore(), _Held()
-    decision = claim(store, an_operation("k"))
-    assert isinstance(decision, Run)
-    again = replace(decision.record, revision=new_nonce())
-    writing = threading.Thread(target=store.swap_with, args=(again, decision.record.revision, writes))
+    record = _claimed(store)
+    again = replace(record, revision=new_nonce())
+    writing = threading.Thread(target=store.swap_with, args=(again, record.revision, writes))
     writing.start()
     assert writes.taking.wait(30)
-
-    ended = _ends_in_child(lambda: store.get("k"))
+    assert _holds_in_child(lambda: store.get("k") or True)
     writes.go_on.set()
     writing.join(30)
 
-    assert ended
+
+@pytest.mark.parametrize("make", [str, create_engine], ids=["url", "engine"])
+def test_child_loses_nothing_when_its_parent_closes_sqlite(make: Callable[[str], Any], tmp_path: Path) -> None:
+    """A pool process completes after its parent, which checked the store at start, has closed its connection.
+
+    SQLite keeps its locks by process, and notes in memory which of them its process has. A fork copies the notes and
+    not the locks: a connection that a child opens then relies on locks that only its parent has, and when the parent
+    closes its own connection it believes to be the last one, and deletes the log that the child goes on writing to.
+    """
+    given = make(f"sqlite:///{tmp_path / 'records.sqlite3'}")
+    parent, unused = SQLStore(given), SQLStore(f"sqlite:///{tmp_path / 'unused.sqlite3'}")
+    parent.provision()
+    claimed = a_record()
+    completed = replace(claimed, revision=new_nonce(), status=Status.COMPLETED)
+    (told, tell), (go, let_go) = os.pipe(), os.pipe()
+
+    def close() -> None:
+        parent.close()
+        if isinstance(given, Engine):
+            given.dispose()
+
+    child = os.fork()
+    if child == 0:
+        try:
+            assert parent.swap(claimed, None) == claimed
+            os.write(tell, b"claimed")
+            os.read(go, 1)
+            assert parent.swap(completed, claimed.revision) == completed
+        finally:
+            os._exit(0)
+    os.read(told, 7)
+    close()
+    os.write(let_go, b"!")
+    os.waitpid(child, 0)
+    assert parent.get(claimed.key) == completed
+    assert not (tmp_path / "unused.sqlite3").exists(), f"{unused} was not to be opened by a fork"
+    close()

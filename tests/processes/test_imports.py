@@ -1,18 +1,24 @@
-"""What a fresh interpreter has, that has imported one module of the package and nothing else."""
+"""What a fresh interpreter has that has imported one module of the package and nothing else."""
 
 import subprocess
 import sys
 
 from celery_idempotent.stores.sql.schema import OUTBOX, TABLE
 
+MODULES = "print(*sorted({name.partition('.')[0] for name in sys.modules}))\n"
+
+
+def _printed(program: str) -> list[list[str]]:
+    given = [sys.executable, "-c", program]
+    return [
+        each.split() for each in subprocess.run(given, capture_output=True, text=True, check=True).stdout.splitlines()
+    ]
+
 
 def test_module_that_alembic_is_given_has_every_table() -> None:
     """Importing it alone is enough: what is not in its metadata, autogenerate would not create, or even drop."""
     program = "from celery_idempotent.stores.sql.schema import metadata; print(*sorted(metadata.tables))"
-
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-
-    assert printed.split() == [OUTBOX, TABLE]
+    assert _printed(program) == [[OUTBOX, TABLE]]
 
 
 WORKER = """
@@ -29,22 +35,16 @@ def charge(order_id): ...
 
 app.Worker(pool="solo")
 assert charge.apply(("o-1",)).successful()
-print(*sorted({name.partition(".")[0] for name in sys.modules}))
 print(*sorted(name for name in sys.modules if name.startswith("celery_idempotent.contrib")))
 """
 
 
 def test_worker_imports_nothing_that_it_does_not_use() -> None:
     """Neither what draws tables and serves pages, nor what measures, nor the drivers of other stores."""
-    printed = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True).stdout
-
-    packages, contrib = printed.splitlines()
-    assert {*contrib.split()} <= {f"celery_idempotent.contrib{each}" for each in ("", ".web")}
-    assert not {*packages.split()} & {
-        *("rich", "starlette", "jinja2", "uvicorn", "opentelemetry", "cryptography", "flask"),
-        *("boto3", "redis", "sqlalchemy", "psycopg"),
-        "asyncio",
-    }
+    contrib, packages = _printed(WORKER + MODULES)
+    assert {*contrib} <= {f"celery_idempotent.contrib{each}" for each in ("", ".web")}
+    unused = "rich starlette jinja2 uvicorn opentelemetry cryptography flask boto3 redis sqlalchemy psycopg asyncio"
+    assert not {*packages} & {*unused.split()}
 
 
 CONSUMER = """
@@ -54,12 +54,10 @@ from celery_idempotent.contrib.sns import Route, consume, unwrap
 
 assert unwrap("{}") is None
 consume(Celery("shop"), Route(queue="orders", task="shop.charge"))
-print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 
 def test_publisher_of_an_app_that_consumes_imports_nothing_of_aws() -> None:
     """Nor does a Lambda function that only takes envelopes off: a worker imports boto3 when it begins to consume."""
-    printed = subprocess.run([sys.executable, "-c", CONSUMER], capture_output=True, text=True, check=True).stdout
-
-    assert not {*printed.split()} & {"boto3", "botocore"}
+    (packages,) = _printed(CONSUMER + MODULES)
+    assert not {*packages} & {"boto3", "botocore"}

@@ -24,15 +24,15 @@ from concurrent.futures import ThreadPoolExecutor
 from celery.signals import after_task_publish, before_task_publish
 from tests.processes.test_publishers import task_of
 
-charge = task_of(sys.argv[1])
-dies = {"before": before_task_publish, "unconfirmed": after_task_publish}.get(sys.argv[2])
+charge, calls = task_of(sys.argv[1]), int(sys.argv[2])
+dies = {"before": before_task_publish, "unconfirmed": after_task_publish}.get(sys.argv[3])
 charge.delay("another, for the connections")
 if dies:
     dies.connect(lambda **told: os._exit(9), weak=False)
 print("ready", flush=True)
 sys.stdin.readline()
 with ThreadPoolExecutor(10) as threads:
-    results = list(threads.map(lambda _: charge.delay("o"), range(10 if sys.argv[2] == "never" else 1)))
+    results = list(threads.map(lambda _: charge.delay("o"), range(calls)))
 print(*(result.id for result in results))
 """
 
@@ -48,106 +48,78 @@ def task_of(server: str) -> Task:
     return app.tasks["charge"]
 
 
-@pytest.fixture
-def server(redis_server: EmbeddedRedis) -> str:
-    """A Redis for broker and store."""
-    return redis_server.url.removesuffix("/0")
+class Street:
+    """A broker with nothing in it, nor in the store, and publishers."""
+
+    def __init__(self, server: str, broker: Redis) -> None:
+        self.server, self.broker, self.charge = server, broker, task_of(server)
+
+    def publishes(self, processes: int = 1, calls: int = 1, dies: str = "never") -> list[str]:
+        """Have processes that are ready publish the call together; the ids that they got."""
+        command = [sys.executable, "-c", PUBLISHER, self.server, str(calls), dies]
+        with ExitStack() as running:
+            publishers = [
+                running.enter_context(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, bufsize=1))
+                for _ in range(processes)
+            ]
+            for each in publishers:
+                running.callback(each.kill)
+                assert each.stdout is not None
+                assert each.stdout.readline() == "ready\n"
+            self.broker.delete("celery")
+            for each in publishers:
+                assert each.stdin is not None
+                each.stdin.write("\n")
+            ids = [task_id for each in publishers for task_id in each.communicate(timeout=60)[0].split()]
+            assert {each.returncode for each in publishers} == {0 if dies == "never" else 9}
+        return ids
+
+    @property
+    def sent(self) -> int:
+        return int(self.broker.llen("celery"))
+
+    @property
+    def record(self) -> Record:
+        record = runtime_of(self.charge.app).store.get(self.charge.idempotency_key_for("o"))
+        assert record is not None
+        return record
 
 
 @pytest.fixture
-def broker(server: str) -> Iterator[Redis]:
-    """The broker, with nothing in it, nor in the store."""
-    with Redis.from_url(f"{server}/0", decode_responses=True) as client:
-        client.flushall()
-        yield client
+def street(redis_server: EmbeddedRedis) -> Iterator[Street]:
+    server = redis_server.url.removesuffix("/0")
+    with Redis.from_url(f"{server}/0", decode_responses=True) as broker:
+        broker.flushall()
+        yield Street(server, broker)
 
 
-def _publisher(running: ExitStack, server: str, dies: str = "never") -> "subprocess.Popen[str]":
-    """A process that is ready to publish."""
-    command = [sys.executable, "-c", PUBLISHER, server, dies]
-    process = running.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-    running.callback(process.kill)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def _record(charge: Task) -> Record:
-    record = runtime_of(charge.app).store.get(charge.idempotency_key_for("o"))
-    assert record is not None
-    return record
-
-
-def test_fifty_publishers_in_five_processes_send_one_message(server: str, broker: Redis) -> None:
-    """All have its id."""
-    with ExitStack() as running:
-        publishers = [_publisher(running, server) for _ in range(5)]
-        broker.delete("celery")
-        for each in publishers:
-            assert each.stdin is not None
-            each.stdin.write("\n")
-            each.stdin.flush()
-        ids = [task_id for each in publishers for task_id in each.communicate(timeout=60)[0].split()]
-
-    assert len(ids) == 50
-    assert ids == [_record(task_of(server)).task_id] * 50
-    assert broker.llen("celery") == 1
+def test_fifty_publishers_in_five_processes_send_one_message(street: Street) -> None:
+    """All have its id, and it counts for longer than a lease when they have ended."""
+    ids = street.publishes(processes=5, calls=10)
+    assert ids == [street.record.task_id] * 50
+    assert not street.record.process
+    assert street.record.lease_until - street.record.updated_at > LEASE * 1000
+    assert (street.charge.delay("o").id, street.sent) == (ids[0], 1)
 
 
 @pytest.mark.parametrize(("dies", "sent"), [("before", 0), ("unconfirmed", 1)])
-def test_publisher_that_was_killed_is_followed_by_the_next_on_its_machine(
-    server: str, broker: Redis, dies: str, sent: int
-) -> None:
+def test_publisher_that_was_killed_is_followed_by_the_next_on_its_machine(street: Street, dies: str, sent: int) -> None:
     """At once; whether it had sent the message, nobody can know."""
-    charge = _killed(server, broker, dies)
-    assert broker.llen("celery") == sent
-
-    again = charge.delay("o")
-
-    assert again.id == charge.delay("o").id == _record(charge).task_id
-    assert broker.llen("celery") == sent + 1
-
-
-def test_publisher_that_has_ended_leaves_a_message_that_counts_for_longer_than_a_lease(
-    server: str, broker: Redis
-) -> None:
-    """As a cron job does."""
-    with ExitStack() as running:
-        publisher = _publisher(running, server, "when it is done")
-        broker.delete("celery")
-        (first,) = publisher.communicate("\n", timeout=60)[0].split()
-    charge = task_of(server)
-    assert not _record(charge).process
-    assert _record(charge).lease_until - _record(charge).updated_at > LEASE * 1000
-
-    assert charge.delay("o").id == first
-    assert broker.llen("celery") == 1
+    street.publishes(dies=dies)
+    assert street.sent == sent
+    again = street.charge.delay("o")
+    assert again.id == street.charge.delay("o").id == street.record.task_id
+    assert street.sent == sent + 1
 
 
 def test_publisher_that_was_killed_on_another_machine_is_followed_after_the_lease(
-    server: str, broker: Redis, monkeypatch: pytest.MonkeyPatch
+    street: Street, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From there it cannot be seen; until then its word counts, and after that a new message is sent."""
-    charge = _killed(server, broker, "before")
+    street.publishes(dies="before")
     monkeypatch.setattr("celery_idempotent.engine.claim.is_gone", lambda process: False)
-    announced = _record(charge)
-
-    def sent() -> str:
-        result = charge.delay("o")
-        return str(result.id) if broker.llen("celery") else ""
-
-    task_id = wait_until(sent, "a publisher sends")
-
-    assert task_id != announced.task_id
-    assert _record(charge).created_at == announced.created_at
-    assert _record(charge).updated_at >= announced.updated_at + LEASE * 1000
-
-
-def _killed(server: str, broker: Redis, dies: str) -> Task:
-    """The task, of which one publisher died: right before or right after its message was sent."""
-    with ExitStack() as running:
-        publisher = _publisher(running, server, dies)
-        broker.delete("celery")
-        publisher.communicate("\n", timeout=60)
-        assert publisher.returncode == 9
-    return task_of(server)
+    announced = street.record
+    wait_until(lambda: street.charge.delay("o") and street.sent, "a publisher sends")
+    sent = street.record
+    assert (sent.created_at, sent.task_id != announced.task_id) == (announced.created_at, True)
+    assert sent.updated_at >= announced.updated_at + LEASE * 1000

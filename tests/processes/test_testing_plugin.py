@@ -57,14 +57,12 @@ def test_unused_plugin_imports_nothing(suite: Suite) -> None:
             assert not roots & {"celery", "kombu", "boto3", "botocore", "redis", "sqlalchemy", "celery_idempotent"}
         """
     )
-
     result.assert_outcomes(passed=1)
 
 
 def test_plugin_can_be_switched_off(suite: Suite) -> None:
     """By the name of its entry point, as every plugin."""
     result = suite("def test_nothing(idempotency_store): ...", "-p", "no:celery_idempotent")
-
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*fixture 'idempotency_store' not found*"])
 
@@ -86,109 +84,32 @@ def test_program_that_imported_the_package_can_run_pytest(pytester: pytest.Pytes
         sys.exit(pytest.main([*{BARE!r}, "-W", "error", "test_nothing.py"], plugins=[Installed()]))
         """,
     )
-
-    result = pytester.run(sys.executable, "program.py")
-
-    result.assert_outcomes(passed=1)
+    pytester.run(sys.executable, "program.py").assert_outcomes(passed=1)
 
 
-def test_each_test_gets_a_store_of_its_own(suite: Suite) -> None:
-    """It stands behind the current app, is empty, sees what the task does, and is gone afterwards."""
-    result = suite(
-        """
-        import pytest
-        from shop import app, charge, charges
+def test_each_test_gets_a_store_of_its_own_for_every_app(suite: Suite) -> None:
+    """It is empty, stands behind each app and what names a store of its own, obeys the test, and is gone afterwards.
 
-        @pytest.mark.parametrize("run", [1, 2])
-        def test_duplicate_is_replayed(run, idempotency_store):
-            assert app.conf.idempotency_store is idempotency_store
-            assert idempotency_store.records == []
-            before = len(charges)
-            assert charge.apply(("o-1", 500)).get() == charge.apply(("o-1", 500)).get() == "ch_1"
-            assert len(charges) - before == (1 if run == 1 else 0)  # one key, whatever the store remembers
-            (record,) = idempotency_store.records
-            assert (record.key, record.status) == (charge.idempotency_key_for("o-1", 500), "COMPLETED")
-
-        def test_real_store_is_back():
-            assert app.conf.idempotency_store == "dynamodb://@eu-west-1/real"
-        """
-    )
-
-    result.assert_outcomes(passed=3)
-
-
-def test_clock_and_faults_obey(suite: Suite) -> None:
-    """Outcomes are forgotten when the test says so, and the store fails when the test says so."""
-    result = suite(
-        """
-        import pytest
-        from celery_idempotent import StoreUnavailable
-        from shop import mail, outbox
-
-        def test_outcome_is_forgotten_after_seven_days(idempotency_store):
-            mail.apply(("a@b",))
-            idempotency_store.advance(6 * 86_400)
-            mail.apply(("a@b",))
-            assert outbox == ["a@b"]
-            idempotency_store.advance(86_401)
-            mail.apply(("a@b",))
-            assert outbox == ["a@b", "a@b"]
-
-        def test_nothing_runs_in_an_outage(idempotency_store):
-            idempotency_store.faults.extend(["request lost", "request lost"])
-            with pytest.raises(StoreUnavailable):
-                mail.apply(("c@d",)).get()
-            assert "c@d" not in outbox
-        """
-    )
-
-    result.assert_outcomes(passed=2)
-
-
-def test_report_is_what_the_user_reads(suite: Suite) -> None:
-    """The table stands in pytest's output, under the user's own line, without this library's frames."""
-    result = suite(
-        """
-        from celery_idempotent.testing import assert_effect_once
-        from shop import charge, charges, mail, outbox
-
-        def test_charge():
-            assert_effect_once(charge, "o-1", 500, effects=charges)
-
-        def test_mail():
-            assert_effect_once(mail, "a@b", effects=outbox)
-        """,
-        "--show-capture=no",
-    )
-
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            ">       assert_effect_once(mail, *",
-            "E       AssertionError: the effect of shop.mail was promised exactly once; 2 of 16 scenarios broke that:",
-            "E         effects  scenario * what its deliveries returned",
-            "E       >       2  the worker dies as the body ends * died, None, None",
-            'E       [*] A worker that dies after its effect*effect_key("...")*promise="at least once"*',
-            "test_shop.py:*: AssertionError",
-        ]
-    )
-    assert "scenarios.py" not in result.stdout.str()
-
-
-def test_every_app_of_the_process_gets_the_store(suite: Suite) -> None:
-    """Whichever was made last, also in the test; and what names a store of its own."""
+    The app may be made in the test, and its setting may have a namespace.
+    """
     result = suite(
         """
         import pytest
         from celery import Celery
-        from celery_idempotent import IdempotentTask, Policy, idempotent
+        from celery_idempotent import IdempotentTask, Policy, StoreUnavailable, idempotent
         from celery_idempotent.integration.settings import runtime_of
-        from shop import app, charge
+        from shop import app, charge, charges, mail, outbox
 
         pytest_plugins = ["celery.contrib.pytest"]
 
         NOWHERE = "redis://127.0.0.1:1/0"
         broken = Celery("broken", config_source="no.such.module")
+
+        class Settings:
+            CELERY_IDEMPOTENCY_STORE = "memory://"
+
+        namespaced = Celery("namespaced")
+        namespaced.config_from_object(Settings, namespace="CELERY")
 
         @idempotent(Policy("order"), app=app)
         def bill(order):
@@ -208,47 +129,64 @@ def test_every_app_of_the_process_gets_the_store(suite: Suite) -> None:
 
             return pack
 
-        def test_all(celery_app, idempotency_store):
+        @pytest.mark.parametrize("run", [1, 2])
+        def test_all(run, celery_app, idempotency_store):
             assert celery_app.conf.idempotency_store is app.conf.idempotency_store is idempotency_store
+            assert runtime_of(namespaced).store is idempotency_store
+            assert idempotency_store.records == []
+            before = len(charges)
             assert [charge.apply(("o", 5)).get() for _ in range(2)] == ["ch_1", "ch_1"]
+            assert len(charges) - before == (1 if run == 1 else 0)  # one key, whatever the store remembers
+            (record,) = idempotency_store.records
+            assert (record.key, record.status) == (charge.idempotency_key_for("o", 5), "COMPLETED")
             assert (bill("o"), ship("o")) == (1, 2)
             assert made_later().apply(("o",)).get() == 3
             assert len(idempotency_store.records) == 4
 
+        def test_it_obeys(idempotency_store):
+            for later, sent in ((0, 1), (6 * 86_400, 1), (86_401, 2)):
+                idempotency_store.advance(later)
+                mail.apply(("a@b",))
+                assert outbox == ["a@b"] * sent
+            idempotency_store.faults.extend(["request lost", "request lost"])
+            with pytest.raises(StoreUnavailable):
+                mail.apply(("c@d",)).get()
+            assert "c@d" not in outbox
+
         def test_none():
             assert app.conf.idempotency_store == "dynamodb://@eu-west-1/real"
             assert "real" in repr(runtime_of(app).store)
+            assert namespaced.conf.idempotency_store == repr(runtime_of(namespaced).store) == "memory://"
             with pytest.raises(Exception, match="redis"):
                 ship("o")
         """
     )
+    result.assert_outcomes(passed=4)
 
-    result.assert_outcomes(passed=2)
 
-
-def test_settings_with_a_namespace_are_covered_and_restored(suite: Suite) -> None:
-    """``CELERY_IDEMPOTENCY_STORE`` of a settings object gives way to the test's store, and comes back."""
+def test_report_is_what_the_user_reads(suite: Suite) -> None:
+    """The table stands in pytest's output, under the user's own line, without this library's frames."""
     result = suite(
         """
-        from celery import Celery
-        from celery_idempotent.integration.task.task import runtime_of
+        from celery_idempotent.testing import assert_effect_once
+        from shop import mail, outbox
 
-        class Settings:
-            CELERY_IDEMPOTENCY_STORE = "memory://"
-
-        app = Celery("namespaced")
-        app.config_from_object(Settings, namespace="CELERY")
-
-        def test_inside(idempotency_store):
-            assert runtime_of(app).store is idempotency_store
-
-        def test_outside():
-            assert app.conf.idempotency_store == "memory://"
-            assert repr(runtime_of(app).store) == "memory://"
-        """
+        def test_mail():
+            assert_effect_once(mail, "a@b", effects=outbox)
+        """,
+        "--show-capture=no",
     )
-
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            ">       assert_effect_once(mail, *",
+            "E       AssertionError: the effect of shop.mail was promised exactly once; 2 of 16 scenarios broke that:",
+            "E         effects  scenario * what its deliveries returned",
+            "E       >       2  the worker dies as the body ends * died, None, None",
+            "test_shop.py:*: AssertionError",
+        ]
+    )
+    assert "scenarios.py" not in result.stdout.str()
 
 
 def test_worker_thread_of_celery_uses_the_store(suite: Suite) -> None:
@@ -283,7 +221,6 @@ def test_worker_thread_of_celery_uses_the_store(suite: Suite) -> None:
             assert [record.status for record in idempotency_store.records] == ["COMPLETED"]
         """
     )
-
     result.assert_outcomes(passed=1)
 
 
@@ -299,12 +236,10 @@ def test_xdist_distributes_such_suites(suite: Suite) -> None:
         def test_charge(n, idempotency_store):
             assert idempotency_store.records == []
             charge.apply((f"o-{n}", 500))
-            assert len(idempotency_store.records) == 1
             assert_effect_once(charge, f"o-{n}", 500, effects=charges)
             assert len(idempotency_store.records) == 1
         """,
         "-n",
         "2",
     )
-
     result.assert_outcomes(passed=4)
