@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, StoreUnavailable, signals
+from celery_idempotent import Policy, StoreMisconfigured, StoreUnavailable, signals
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.circuit import CLOSED, FAILURES, Circuit, Closed, Open, admitted, failed, interrupted
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import FakeClock, FaultyStore
-from tests.support.deliveries import Ended, an_app, deliver, published
+from celery_idempotent.testing import FakeClock
+from tests.support.deliveries import Ended, Shop
 from tests.support.links import unlinked
 
 DOWN, DAMAGED = StoreUnavailable("memory", "swap", "down"), StoreMisconfigured("memory", "read", "damaged")
@@ -172,116 +172,107 @@ def test_another_process_begins_anew(claims: Claims) -> None:
     assert claims.ask() == "an answer"
 
 
-class Shop:
-    """A task of an app whose store can be away; and for how long deliveries were kept that got no answer."""
+class Outage(Shop):
+    """A shop whose store is away; and for how long deliveries were kept that got no answer."""
 
     def __init__(self, patch: pytest.MonkeyPatch, **policy: Any) -> None:
-        self.store = FaultyStore(MemoryStore())
-        self.store.before_swap = self._count
-        self.is_away = True
-        self.asked = 0
-        self.body: Callable[[], str] = lambda: "done"
-        self.app = an_app(idempotency_store=self.store)
+        super().__init__(Policy("order_id", **policy))
         self.pauses: list[float] = []
         patch.setattr("celery_idempotent.integration.messages.postpone.time.sleep", self.pauses.append)
         # Or a slow machine would let a trial pass among the deliveries that are counted.
         self.breaker._clock = SimpleNamespace(monotonic=lambda: 1.0)
-
-        @self.app.task(name="charge", base=IdempotentTask, idempotent=Policy("order_id", **policy), shared=False)
-        def charge(order_id: str) -> str:
-            return self.body()
-
-        self.task = charge
+        self.is_away(True)
 
     @property
     def breaker(self) -> Breaker:
         return runtime_of(self.app).opened.breaker
 
-    def _count(self, record: Record) -> None:
-        self.asked += 1
-        if self.is_away:
-            self.store.faults.append("request lost")
+    def is_away(self, away: bool) -> None:
+        """Let the store be away from now on, or back."""
+        self.store.away = {"swap": DOWN} if away else {}
 
-    def deliver(self, count: int) -> list[Ended]:
+    def deliver_many(self, count: int) -> list[Ended]:
         """So many messages."""
-        return [deliver(self.task, str(number)) for number in range(count)]
+        return [self.deliver(str(number)) for number in range(count)]
 
 
 @pytest.fixture
-def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
-    return Shop(monkeypatch)
+def shop(monkeypatch: pytest.MonkeyPatch) -> Outage:
+    return Outage(monkeypatch)
 
 
-def test_a_backlog_is_postponed_in_silence(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backlog_is_postponed_in_silence(shop: Outage, caplog: pytest.LogCaptureFixture) -> None:
     """Signals tell of each, the log once; everything runs when the store is back."""
     heard = Counter[str]()
 
     def hear(**told: Any) -> None:
         heard["store_unavailable"] += 1
 
-    signals.store_unavailable.connect(hear, sender=shop.task)
+    signals.store_unavailable.connect(hear, sender=shop.charge)
     with caplog.at_level(logging.DEBUG):
-        assert {ended.state for ended in shop.deliver(100)} == {"RETRY"}
+        assert {ended.state for ended in shop.deliver_many(100)} == {"RETRY"}
     levels = Counter(record.levelname for record in caplog.records if "store_unavailable" in record.getMessage())
     assert levels == {"WARNING": FAILURES - 1, "DEBUG": 100 - FAILURES + 1}
-    assert shop.asked == 2 * FAILURES, "a claim asks twice"
-    assert heard["store_unavailable"] == len(published(shop.app)) == 100
+    assert len(shop.store.asked) == 2 * FAILURES, "a claim asks twice"
+    assert heard["store_unavailable"] == len(shop.published()) == 100
 
-    shop.is_away, shop.breaker._circuit = False, Open(0, 0)
-    assert {ended.value for ended in shop.deliver(100)} == {"done"}
+    shop.is_away(False)
+    shop.breaker._circuit = Open(0, 0)
+    assert {ended.value for ended in shop.deliver_many(100)} == {"charged 1"}
 
 
-def test_process_without_an_answer_does_not_eat_the_queue(shop: Shop) -> None:
+def test_process_without_an_answer_does_not_eat_the_queue(shop: Outage) -> None:
     """While it asks nothing it keeps each message for a moment: others have an answer, and run the rest."""
-    shop.deliver(FAILURES - 1)
+    shop.deliver_many(FAILURES - 1)
     assert not any(shop.pauses)
-    shop.deliver(2)
+    shop.deliver_many(2)
     assert 0.5 <= shop.pauses[-1] <= 1
     shop.breaker._circuit = TRYING
-    shop.deliver(1)
+    shop.deliver_many(1)
     assert shop.pauses[-1] == 2, "a shutdown waits for it"
 
 
 @pytest.mark.parametrize("limit", ["of the task", "of the message"])
-def test_pause_is_over_long_before_a_hard_time_limit(shop: Shop, limit: str) -> None:
+def test_pause_is_over_long_before_a_hard_time_limit(shop: Outage, limit: str) -> None:
     """What it kills is acknowledged: a message that nobody has run would be lost."""
     shop.breaker._circuit = TRYING
     request = {"timelimit": [3, None]} if limit == "of the message" else {}
     if limit == "of the task":
-        shop.task.time_limit = 3
-    assert deliver(shop.task, "1", request=request).state == "RETRY"
+        shop.charge.time_limit = 3
+    assert shop.deliver("1", request=request).state == "RETRY"
     assert shop.pauses == [1.5]
 
 
-def test_soft_time_limit_that_strikes_in_the_pause_ends_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soft_time_limit_that_strikes_in_the_pause_ends_it(shop: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has run that could fail: the message is postponed, as any other in an outage."""
 
     def strike(seconds: float) -> None:
         raise SoftTimeLimitExceeded
 
     monkeypatch.setattr("celery_idempotent.integration.messages.postpone.time.sleep", strike)
-    assert {each.state for each in shop.deliver(FAILURES + 1)} == {"RETRY"}
+    assert {each.state for each in shop.deliver_many(FAILURES + 1)} == {"RETRY"}
 
 
 def test_bodies_run_unprotected_where_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ``on_outage="run"``, as in every outage."""
-    shop = Shop(monkeypatch, on_outage="run")
-    assert {ended.value for ended in shop.deliver(20)} == {"done"}
-    assert shop.asked == 2 * FAILURES
+    shop = Outage(monkeypatch, on_outage="run")
+    assert {ended.value for ended in shop.deliver_many(20)} == {"charged 1"}
+    assert len(shop.store.asked) == 2 * FAILURES
 
 
-def test_what_a_body_has_to_record_is_tried_all_the_same(shop: Shop) -> None:
+def test_what_a_body_has_to_record_is_tried_all_the_same(shop: Outage) -> None:
     """A claim that was granted is not held back from its end; another store has another breaker."""
 
-    def meanwhile() -> str:
-        shop.is_away, shop.body = True, lambda: "never"
-        shop.deliver(20)
-        shop.is_away = False
+    def meanwhile(*_: object) -> str:
+        shop.is_away(True)
+        shop.deliver_many(20)
+        shop.is_away(False)
         return "done"
 
-    shop.is_away, shop.body = False, meanwhile
-    assert deliver(shop.task, "first").value == "done"
+    shop.is_away(False)
+    shop.does = meanwhile
+    assert shop.deliver("first").value == "done"
     assert shop.breaker.is_open
-    assert [record.status for record in shop.store.scan()] == [Status.COMPLETED]
+    assert shop.record.status is Status.COMPLETED
     shop.app.conf.idempotency_store = MemoryStore()
     assert not shop.breaker.is_open

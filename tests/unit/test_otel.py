@@ -19,11 +19,11 @@ from celery_idempotent.integration import events
 from celery_idempotent.integration.broker import holding
 from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.messages.outbox import MOST, Backlog, backlog
-from celery_idempotent.protocol.record import marked
+from celery_idempotent.protocol.record import damaged, marked
 from celery_idempotent.protocol.store import WaitingMessage
 from celery_idempotent.stores import readable
 from tests.support.deliveries import Shop
-from tests.unit.test_events import spoilt
+from tests.support.scene import raising
 
 CHARGE = (("task", "charge"),)
 CHARGE_FAILED = (("error.type", "StoreUnavailable"), *CHARGE)
@@ -101,7 +101,7 @@ def test_events_name_the_exchange_and_what_was_done(meters: Meters) -> None:
     events.report(shop.charge, "id", Event(EventName.REPLAYED, "k", None, ""), observed=False)
     shop.charge.pop_request()
     events.report(shop.charge, "id", Event(EventName.PUBLISH_SKIPPED, "k", None, ""), observed=False)
-    assert list(readable(["k"], spoilt, str)) == []
+    assert list(readable(["k"], raising(damaged("k", ValueError("'DONE'"), store="memory")), str)) == []
     told = {tuple(value for name, value in each if name != "event") for each in meters.points("events")}
     assert told == {
         ("charge",),
