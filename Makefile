@@ -133,7 +133,7 @@ tracers: $(INSTALLED)  ## older tracers beside the library, whose newest run in 
 soak: $(SYSTEM)  ## real workers under fire: MINUTES=5 SEED=1 STORE=redis BROKER=rabbitmq
 	$(BIN)/python -m lab.proof soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1) --store $(or $(STORE),dynamodb) --broker $(or $(BROKER),sqs)
 
-bench: $(SYSTEM)  ## what it costs, on each store and beside peers; PART=stores: one part
+bench: $(SYSTEM)  ## what it costs, on each store and beside peers; PART=cpu: one part
 	$(BIN)/python -m lab.benchmarks $(PART)
 
 docs: $(SITE)/.installed  ## the pages as a site, in build/site; a dead link is an error

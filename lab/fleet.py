@@ -10,12 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from lab import tether
-
-__all__ = ["POLL", "WORKER_NAME", "Fleet", "Freezer", "Programs", "Timeout", "until"]
 
 POLL = 0.2
 WORKER_NAME = "PROOF_WORKER"
@@ -40,13 +37,7 @@ def until(condition: Callable[[], bool], what: str, timeout: float) -> None:
 
 
 class Programs:
-    """Programs of the lab, for the time of a ``with`` block.
-
-    Args:
-        names: One is started for each.
-        environ: What they read.
-        folder: For logs and temporary files.
-    """
+    """Programs of the lab, for the time of a ``with`` block."""
 
     def __init__(self, names: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> None:
         self.names = tuple(names)
@@ -67,9 +58,7 @@ class Programs:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -108,15 +97,7 @@ class Programs:
 
 
 class Fleet(Programs):
-    """Prefork workers of one Celery app, for the time of a ``with`` block.
-
-    Args:
-        app: The module of the Celery app.
-        names: One worker is started for each.
-        children: Pool processes of each worker.
-        environ: What the app's module reads.
-        folder: For logs and temporary files.
-    """
+    """Prefork workers of one Celery app, for the time of a ``with`` block."""
 
     def __init__(
         self, app: str, names: Sequence[str], *, children: int, environ: Mapping[str, str], folder: Path

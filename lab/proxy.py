@@ -17,8 +17,6 @@ from urllib.parse import urlsplit
 
 from celery_idempotent.testing.stores import Fault
 
-__all__ = ["HOST", "Proxy", "aws_operations"]
-
 HOST = "127.0.0.1"
 
 _READ = 1 << 16
@@ -31,13 +29,6 @@ class Proxy:
     """Forwards bytes both ways, each connection to the upstream of its beginning, as long as the ``with`` block lasts.
 
     A round trip is what a client sends between two replies, however many commands or packets that are.
-
-    Args:
-        upstream: Port of the server; may be changed.
-        host: Where the server is.
-        listen_on: The address of this machine where clients connect.
-        tls: Where the clients speak TLS; towards the server it is plain.
-        keeps_trips: Whether to keep what clients send.
     """
 
     def __init__(
@@ -68,12 +59,7 @@ class Proxy:
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
 
     def decide(self, request: bytes, before: bytes) -> Fault:
-        """What becomes of a request; called by several threads, one at a time.
-
-        Args:
-            request: What one read brought.
-            before: What the same round trip brought before it.
-        """
+        """What becomes of a request; called by several threads, one at a time."""
         return "none"
 
     def __enter__(self) -> Self:

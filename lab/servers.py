@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import click
@@ -35,13 +34,7 @@ _Place = tuple[Server | EmbeddedRedisCluster | None, Callable[[], str]]
 
 
 class Servers:
-    """A store and a broker on this machine, for as long as the `with` block runs.
-
-    Args:
-        store: One of `STORES`; empty for none.
-        broker: One of `BROKERS`; empty for none.
-        folder: Where a store that is a file is kept.
-    """
+    """A store and a broker on this machine, for as long as the `with` block runs."""
 
     def __init__(self, store: str, broker: str, folder: Path) -> None:
         aws = EmbeddedAws()
@@ -102,7 +95,5 @@ class Servers:
             self._running = starting.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._running.close()

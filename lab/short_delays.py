@@ -4,8 +4,6 @@ from typing import ClassVar
 
 from celery_idempotent import Policy
 
-__all__ = ["ShortDelays"]
-
 
 class ShortDelays(Policy):
     """A policy whose delays grow to ``longest`` milliseconds at most, or ``backoff`` where that is longer."""

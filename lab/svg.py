@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from textwrap import wrap
 
-__all__ = ["BOLD", "LINE", "MONO", "WIDTH", "arrow", "box", "line", "paragraph", "picture", "text"]
-
 WIDTH = 480
 LINE = 18.0
 """From one line of text to the next."""

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-
-from lab.benchmarks.stats import Spread
-
-__all__ = ["Goal", "Grid", "Section", "ratio", "save", "show"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +23,11 @@ class Goal:
     wanted: str
     measured: str
     reached: bool
+
+    @classmethod
+    def at_most(cls, what: str, most: float, measured: float, unit: str = "", *, digits: int = 3) -> Self:
+        """A goal that is reached by costing no more."""
+        return cls(what, f"at most {most}{unit}", f"{measured:.{digits}f}", measured <= most)
 
     @property
     def verdict(self) -> str:
@@ -45,18 +46,12 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One benchmark: how it was done, what came out, in words for people and as data."""
+    """One benchmark: how it was done, and what came out."""
 
     title: str
     method: str
     grids: Sequence[Grid]
-    goals: Sequence[Goal] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-
-def ratio(value: Spread) -> str:
-    """A ratio for people: median and quartiles."""
-    return f"{value.median:.3f} [{value.p25:.3f}-{value.p75:.3f}]"
+    goals: Sequence[Goal]
 
 
 def show(console: Console, section: Section) -> None:
@@ -65,57 +60,36 @@ def show(console: Console, section: Section) -> None:
     console.rule(f"[bold]{section.title}")
     console.print(section.method, style="dim", highlight=False)
     for grid in section.grids:
-        console.print(_table(grid))
+        table = Table(title=escape(grid.title), title_justify="left", box=box.SIMPLE_HEAD)
+        for index, column in enumerate(grid.columns):
+            table.add_column(column, justify="right" if index else "left")
+        for row in grid.rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
     for goal in section.goals:
-        style = "green" if goal.reached else "bold red"
         console.print(f"  {goal.what}: wanted {goal.wanted}, measured {goal.measured}: ", end="", highlight=False)
-        console.print(goal.verdict, style=style)
+        console.print(goal.verdict, style="green" if goal.reached else "bold red")
 
 
 def save(folder: Path, environment: Mapping[str, str], sections: Sequence[Section]) -> None:
     """Write ``results.csv``, a line for each figure, ``goals.csv`` and ``results.json`` to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    _save_csv(folder / "results.csv", ("section", "table", "row", "column", "figure"), _figures(sections))
-    goals = [
+    figures = (
+        (section.title, grid.title, name, column, figure)
+        for section in sections
+        for grid in section.grids
+        for name, *row in grid.rows
+        for column, figure in zip(grid.columns[1:], row, strict=True)
+    )
+    goals = (
         (each.title, goal.what, goal.wanted, goal.measured, goal.verdict) for each in sections for goal in each.goals
-    ]
+    )
+    _save_csv(folder / "results.csv", ("section", "table", "row", "column", "figure"), figures)
     _save_csv(folder / "goals.csv", ("section", "goal", "wanted", "measured", "verdict"), goals)
-    data = {
-        "environment": environment,
-        "sections": [
-            {
-                "title": each.title,
-                "method": each.method,
-                "data": each.data,
-                "goals": [_goal_data(goal) for goal in each.goals],
-            }
-            for each in sections
-        ],
-    }
-    (folder / "results.json").write_text(json.dumps(data, indent=2) + "\n")
-
-
-def _table(grid: Grid) -> Table:
-    table = Table(title=escape(grid.title), title_justify="left", box=box.SIMPLE_HEAD)
-    for index, column in enumerate(grid.columns):
-        table.add_column(column, justify="right" if index else "left")
-    for row in grid.rows:
-        table.add_row(*(escape(cell) for cell in row))
-    return table
-
-
-def _figures(sections: Sequence[Section]) -> Iterator[tuple[str, ...]]:
-    for section in sections:
-        for grid in section.grids:
-            for name, *figures in grid.rows:
-                for column, figure in zip(grid.columns[1:], figures, strict=True):
-                    yield section.title, grid.title, name, column, figure
+    kept = [{"title": each.title, "method": each.method, "goals": list(map(asdict, each.goals))} for each in sections]
+    (folder / "results.json").write_text(json.dumps({"environment": environment, "sections": kept}, indent=2) + "\n")
 
 
 def _save_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     with path.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
-
-
-def _goal_data(goal: Goal) -> dict[str, Any]:
-    return {"what": goal.what, "wanted": goal.wanted, "measured": goal.measured, "reached": goal.reached}

@@ -8,19 +8,16 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, Self
+from importlib import import_module
+from typing import Any
 
 from celery import Celery
 from celery.signals import task_postrun
 
 from celery_idempotent import IdempotentTask
-from lab.embedded import REGION
-
-__all__ = ["FINISHED", "STAMP", "TASK", "Kind", "Setup", "make_app"]
 
 TASK = "empty"
 
@@ -42,14 +39,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One contender.
-
-    Args:
-        kind: Under what the task runs.
-        broker: The broker's URL.
-        store: URL of the store or of the Redis for the locks; empty where the kind has none.
-        results: URL of Celery's result backend; empty for none.
-    """
+    """One contender: its broker, its store or the Redis for its locks, and Celery's result backend, if any."""
 
     kind: Kind
     broker: str
@@ -57,23 +47,12 @@ class Setup:
     results: str = ""
 
     def environ(self) -> dict[str, str]:
-        """What :meth:`from_environ` reads."""
-        names = {"KIND": self.kind, "BROKER": self.broker, "STORE": self.store, "RESULTS": self.results}
-        return {f"BENCH_{name}": value for name, value in names.items()}
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """The contender that :meth:`environ` described."""
-        kind, *urls = (environ[f"BENCH_{name}"] for name in ("KIND", "BROKER", "STORE", "RESULTS"))
-        return cls(Kind(kind), *urls)
+        """What a worker reads."""
+        return {"BENCH_KIND": self.kind, "BENCH_URLS": " ".join((self.broker, self.store, self.results))}
 
 
-def _empty(number: int) -> int:
-    return number
-
-
-def make_app(setup: Setup, body: Callable[[int], int] = _empty) -> Celery:
-    """An app with the one task :data:`TASK`, which by default does nothing but return its argument."""
+def make_app(setup: Setup) -> Celery:
+    """An app with the one task :data:`TASK`, which does nothing but return its argument."""
     app = Celery("lab.benchmarks.worker_app", broker=setup.broker, backend=setup.results or None, set_as_current=False)
     app.conf.update(
         task_acks_late=True,
@@ -81,59 +60,31 @@ def make_app(setup: Setup, body: Callable[[int], int] = _empty) -> Celery:
         task_ignore_result=not setup.results,
         worker_enable_remote_control=False,
         broker_connection_retry_on_startup=True,
-        broker_transport_options=_transport_options(setup.broker),
     )
-    app.task(name=TASK, shared=False, base=_BASES[setup.kind](app, setup))(body)
+
+    @app.task(name=TASK, shared=False, base=_base(app, setup))
+    def empty(number: int) -> int:
+        return number
+
     return app
 
 
-def _plain(app: Celery, setup: Setup) -> Any:
-    return app.Task
-
-
-def _once(app: Celery, setup: Setup) -> Any:
-    from celery_once import QueueOnce
-
-    # README, "Usage". Non-blocking is its default; what else it offers costs nothing on distinct keys.
-    app.conf.ONCE = {
-        "backend": "celery_once.backends.Redis",
-        "settings": {"url": setup.store, "default_timeout": 60 * 60},
-    }
-    return QueueOnce
-
-
-def _singleton(app: Celery, setup: Setup) -> Any:
-    from celery_singleton import Singleton
-
-    # README, "Handling deadlocks": without an expiry a dead worker's lock stays for ever.
-    app.conf.update(singleton_backend_url=setup.store, singleton_lock_expiry=60)
-    return Singleton
-
-
-def _idempotent(app: Celery, setup: Setup) -> Any:
-    app.conf.idempotency_store = setup.store
-    return IdempotentTask
-
-
-_BASES: Mapping[Kind, Callable[[Celery, Setup], Any]] = {
-    Kind.PLAIN: _plain,
-    Kind.ONCE: _once,
-    Kind.SINGLETON: _singleton,
-    Kind.IDEMPOTENT: _idempotent,
-}
-
-
-def _transport_options(broker: str) -> dict[str, Any]:
-    if not broker.startswith("sqs:"):
-        return {}
-    return {
-        "region": REGION,
-        "is_secure": False,
-        "visibility_timeout": 60,
-        "wait_time_seconds": 1,
-        # kombu's pause when its prefetch window was full; its default of 1 s would be all there is to measure.
-        "polling_interval": 0,
-    }
+def _base(app: Celery, setup: Setup) -> Any:
+    match setup.kind:
+        case Kind.PLAIN:
+            return app.Task
+        case Kind.ONCE:
+            # README, "Usage". Non-blocking is its default; what else it offers costs nothing on distinct keys.
+            settings = {"url": setup.store, "default_timeout": 60 * 60}
+            app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": settings}
+            return import_module("celery_once").QueueOnce
+        case Kind.SINGLETON:
+            # README, "Handling deadlocks": without an expiry a dead worker's lock stays for ever.
+            app.conf.update(singleton_backend_url=setup.store, singleton_lock_expiry=60)
+            return import_module("celery_singleton").Singleton
+        case Kind.IDEMPOTENT:
+            app.conf.idempotency_store = setup.store
+            return IdempotentTask
 
 
 @cache
@@ -146,6 +97,6 @@ def _stamp(**_: Any) -> None:
 
 
 if FINISHED in os.environ:
-    app = make_app(Setup.from_environ(os.environ))
+    app = make_app(Setup(Kind(os.environ["BENCH_KIND"]), *os.environ["BENCH_URLS"].split(" ")))
     app.set_current()
     task_postrun.connect(_stamp, weak=False)

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from uuid import uuid4
 
 from lab import tether
-from lab.benchmarks.stats import shuffled
 from lab.benchmarks.worker_app import FINISHED, STAMP, TASK, Setup, make_app
 from lab.folders import temporary_folder
-
-__all__ = ["CONCURRENCY", "Rate", "Worker", "sample", "standing_by"]
-
-_T = TypeVar("_T")
 
 CONCURRENCY = 2
 _PATIENCE = 60.0
@@ -41,9 +34,6 @@ class Worker:
     """A worker with prefork and :data:`CONCURRENCY` processes on a queue of its own.
 
     Inside the ``with`` block it starts, executes some tasks to warm up, and is stopped (SIGSTOP).
-
-    Args:
-        setup: What it runs.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -54,27 +44,30 @@ class Worker:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
+        options = f"--pool prefork --concurrency {CONCURRENCY} --loglevel ERROR --queues {self._queue}"
+        options += " --without-gossip --without-mingle --without-heartbeat"
         with ExitStack() as stack:
-            self._folder = stack.enter_context(temporary_folder())
+            folder = stack.enter_context(temporary_folder())
+            self._finished, self._log = folder / "finished", folder / "log"
+            self._finished.touch()
+            environ = {**self._setup.environ(), FINISHED: str(self._finished), "PYTHONWARNINGS": "ignore"}
             stack.callback(self._task.app.close)
-            self._process = stack.enter_context(self._started())
+            with self._log.open("wb") as log:
+                arguments = ("-A", "lab.benchmarks.worker_app", "worker", *options.split())
+                self._process = tether.start("celery", *arguments, env=environ, log=log)
+            stack.callback(tether.stop, self._process, patience=10)
+            stack.callback(self._signal, signal.SIGCONT)
             self._publish(_WARM_UP_TASKS)
             self._open = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def stand_by(self) -> None:
-        """Wait until it is warm, then stop it.
-
-        Raises:
-            RuntimeError: It does not execute.
-        """
+        """Wait until it is warm, then stop it."""
         self.wait()
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def publish(self, tasks: int) -> Rate:
         """Publish ``tasks`` to the worker while it stands still."""
@@ -83,58 +76,18 @@ class Worker:
         return Rate(tasks / (time.monotonic() - begin), (time.process_time() - cpu) * 1e6 / tasks)
 
     def execute(self) -> Rate:
-        """Execute what was published; the rate is that between the first end and the last.
-
-        So neither publishing nor waking up is in it.
-
-        Raises:
-            RuntimeError: It did not end.
-        """
+        """Execute what was published. The rate is that between the first end and the last: without waking up."""
         cpu = self._cpu_ns()
         with self._going():
             ends = self.wait()
         return Rate((len(ends) - 1) / ((ends[-1] - ends[0]) / 1e9), (self._cpu_ns() - cpu) / 1000 / len(ends))
 
     def publish_and_execute(self, tasks: int) -> float:
-        """Publish ``tasks`` to the running worker; how many per second, from the first publication to the last end.
-
-        Raises:
-            RuntimeError: It did not end.
-        """
+        """Publish to the running worker; how many per second, from the first publication to the last end."""
         with self._going():
             begin = time.monotonic_ns()
             self._publish(tasks)
             return tasks / ((self.wait()[-1] - begin) / 1e9)
-
-    @contextmanager
-    def _started(self) -> Iterator[subprocess.Popen[bytes]]:
-        options = f"--pool prefork --concurrency {CONCURRENCY} --loglevel ERROR --queues {self._queue}"
-        options += " --without-gossip --without-mingle --without-heartbeat"
-        environ = {**self._setup.environ(), FINISHED: str(self._finished), "PYTHONWARNINGS": "ignore"}
-        self._finished.touch()
-        with self._log.open("wb") as log:
-            arguments = ("-A", "lab.benchmarks.worker_app", "worker", *options.split())
-            process = tether.start("celery", *arguments, env=environ, log=log)
-            try:
-                yield process
-            finally:
-                os.killpg(process.pid, signal.SIGCONT)
-                tether.stop(process, patience=10)
-
-    @contextmanager
-    def _going(self) -> Iterator[None]:
-        os.killpg(self._process.pid, signal.SIGCONT)
-        try:
-            yield
-        finally:
-            os.killpg(self._process.pid, signal.SIGSTOP)
-
-    def _publish(self, tasks: int) -> None:
-        first = time.time_ns()  # no earlier run on a lasting server can have used that number
-        self._due_from, self._published = self._published, self._published + tasks
-        with self._task.app.producer_or_acquire() as producer:
-            for number in range(tasks):
-                self._task.apply_async((first + number,), queue=self._queue, producer=producer)
 
     def wait(self) -> list[int]:
         """When each of the tasks published last ended, in nanoseconds of the monotonic clock, in order.
@@ -146,26 +99,36 @@ class Worker:
         give_up_at = time.monotonic() + _PATIENCE
         while (size := self._finished.stat().st_size) < end:
             if self._process.poll() is not None or time.monotonic() > give_up_at:
-                missing = (end - size) // STAMP.size
-                log = self._log.read_text(errors="replace")[-2000:]
+                missing, log = (end - size) // STAMP.size, self._log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"the worker of {self._setup.kind} left {missing} tasks undone\n{log}")
             time.sleep(0.01)
         stamps: Any = STAMP.iter_unpack(self._finished.read_bytes()[begin:end])
         return sorted(stamp for (stamp,) in stamps)
 
+    @contextmanager
+    def _going(self) -> Iterator[None]:
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, what: signal.Signals) -> None:
+        os.killpg(self._process.pid, what)
+
+    def _publish(self, tasks: int) -> None:
+        first = time.time_ns()  # no earlier run on a lasting server can have used that number
+        self._due_from, self._published = self._published, self._published + tasks
+        with self._task.app.producer_or_acquire() as producer:
+            for number in range(tasks):
+                self._task.apply_async((first + number,), queue=self._queue, producer=producer)
+
     def _cpu_ns(self) -> int:
         """User and system time that all processes of the worker have used."""
         main = self._process.pid
-        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
-        return sum(time.clock_gettime_ns(_cpu_clock(int(each))) for each in (str(main), *children))
-
-    @property
-    def _finished(self) -> Path:
-        return self._folder / "finished"
-
-    @property
-    def _log(self) -> Path:
-        return self._folder / "log"
+        children = map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())
+        # What clock_getcpuclockid(3) gives for another process on Linux: its complement, and what kind of clock.
+        return sum(time.clock_gettime_ns(~each << 3 | 2) for each in (main, *children))
 
 
 @contextmanager
@@ -176,29 +139,3 @@ def standing_by(setups: Mapping[str, Setup]) -> Iterator[dict[str, Worker]]:
         for each in workers.values():
             each.stand_by()
         yield workers
-
-
-def _cpu_clock(pid: int) -> int:
-    """What clock_getcpuclockid(3) gives for another process on Linux: its complement, and what kind of clock."""
-    return ~pid << 3 | 2
-
-
-def sample(
-    workers: Mapping[str, Worker], measure: Callable[[Worker], _T], rounds: int, progress: Callable[[], None]
-) -> dict[str, list[_T]]:
-    """``measure`` every worker in each of ``rounds`` rounds, in an order of the round's own.
-
-    Args:
-        workers: Who takes part, by name.
-        measure: What is measured.
-        rounds: How often; a first one, to warm up, does not count.
-        progress: Called after each round.
-    """
-    found: dict[str, list[_T]] = {name: [] for name in workers}
-    for number in range(-1, rounds):
-        for name in shuffled(list(workers), number + 1):
-            value = measure(workers[name])
-            if number >= 0:
-                found[name].append(value)
-        progress()
-    return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -18,13 +17,12 @@ from rich.console import Console
 
 from celery_idempotent import open_store
 from lab import tether
-from lab.demo import audit, column, faults, orders, report
-from lab.demo.screen import announce, telling
-from lab.demo.story import Story
+from lab.demo import audit, column, shop
+from lab.demo.story import telling
 from lab.folders import temporary_folder
 from lab.servers import BROKERS, STORES, Servers
 
-PLAIN, OURS = "plain Celery", "IdempotentTask"
+HOW_TO_READ = "Of each kind the first 2 accidents: seconds, operation, what its processes did."
 
 
 @click.command(help=__doc__)
@@ -34,59 +32,36 @@ PLAIN, OURS = "plain Celery", "IdempotentTask"
 @click.option(
     "--broker", default=BROKERS[0], show_default=True, type=click.Choice(BROKERS), help="Where messages wait."
 )
-@click.option("--orders", "count", default=100, show_default=True, type=click.IntRange(min=20), help="How many.")
+@click.option("--orders", default=100, show_default=True, type=click.IntRange(min=20), help="How many.")
 @click.option("--folder", type=click.Path(path_type=Path), help="A new folder for ledgers and worker logs.")
-def main(store: str, broker: str, count: int, folder: Path | None) -> None:
+def main(store: str, broker: str, orders: int, folder: Path | None) -> None:
     """Show it and judge it."""
     tether.unwind_on_signals()
     console = Console(highlight=False)
-    with _folder(folder) as place:
-        verdict = _fire(console, store, broker, count, place)
-    sys.exit(_judge(console, verdict))
-
-
-def _fire(console: Console, store: str, broker: str, count: int, place: Path) -> report.Verdict:
-    """The same orders under the same fire."""
-    load = orders.make(count)
-    announce(console, f"{count} orders, every third published twice: charge, stock and mail", column.VOICE.told)
-    with Servers(store, broker, place) as servers:
+    console.print(f"{orders} orders, every third published twice: charge, stock and mail", style="bold")
+    console.print(HOW_TO_READ, style="dim")
+    with contextlib.ExitStack() as stack:
+        if folder:
+            folder.mkdir(parents=True)
+        place = folder.resolve() if folder else stack.enter_context(temporary_folder())
+        servers = stack.enter_context(Servers(store, broker, place))
         open_store(servers.store_url).provision()
-
-        def run(title: str, name: str, tasks: str) -> audit.Tally:
-            with telling(console, title, Story(column.VOICE), 3 * count) as hear:
-                return column.Column(name, tasks, servers, place / name).run(load, hear)
-
-        plain = run(PLAIN, "plain", "lab.demo.plain")
-        ours = run(OURS, "idempotent", "lab.demo.tasks")
-        store_kills = int(servers.durable_store is not None)
-    console.print("", report.table(plain, ours, store, broker), "")
-    return report.Verdict(
-        summary=report.summary(plain, ours),
-        broken=audit.broken_promises(ours),
-        missing=audit.missing_evidence(plain, ours, kills=faults.kills_planned(count), store_kills=store_kills),
-    )
-
-
-def _judge(console: Console, verdict: report.Verdict) -> int:
-    """Say what was seen; the exit status."""
-    reasons = [f"Broken promise: {it}." for it in verdict.broken] + [f"Proves nothing: {it}." for it in verdict.missing]
+        found = {}
+        for name, title in audit.COLUMNS.items():
+            with telling(console, title, 3 * orders) as hear:
+                found[name] = column.run(name, orders, servers, place / name, hear)
+        can_be_killed = servers.durable_store is not None
+    console.print("", audit.table(found, orders, store, broker), "")
+    broken = audit.broken_promises(found)
+    missing = audit.missing_evidence(found, kills=shop.kills_planned(orders), store_kills=int(can_be_killed))
+    reasons = [f"Broken promise: {it}." for it in broken] + [f"Proves nothing: {it}." for it in missing]
     if not reasons:
         console.print("Every promise was kept.", style="bold green")
-    for line in verdict.summary:
+    for line in audit.summary(found, orders):
         console.print(f"  {line}")
     for reason in reasons:
         console.print(reason, style="bold red")
-    return 1 if reasons else 0
-
-
-@contextlib.contextmanager
-def _folder(wanted: Path | None) -> Iterator[Path]:
-    if wanted is None:
-        with temporary_folder() as folder:
-            yield folder
-    else:
-        wanted.mkdir(parents=True)
-        yield wanted.resolve()
+    sys.exit(1 if reasons else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From ledger rows to numbers, and from numbers to a verdict. Pure: rows in, counts and reasons out.
+"""From ledger rows to figures, and from figures to a verdict. Pure: rows in, counts and reasons out.
 
 What the verdict demands is what the library promises, no more:
 
@@ -11,81 +11,83 @@ What the verdict demands is what the library promises, no more:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
-from lab.demo.ledger import Row
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
-KEYED = "charge_card"
-UNKEYED = ("reserve_stock", "send_receipt")
+from celery_idempotent.protocol.record import Status
+from lab.demo.shop import CHARGE, MAIL, STOCK
+from lab.ledger import Row
+from lab.proof.verdicts import PROMISES, Seen, breaches
+
+COLUMNS = {"plain": "plain Celery", "idempotent": "IdempotentTask"}
+"""By name, its title."""
+
+CRASH_AFTER = "A crash right after an effect looks like one right before it; no library can tell them apart."
+REDIS_BROKER = (
+    "Children are killed, not whole workers: what a worker is fetching from Redis at that moment is lost with it, "
+    "before any task could know of it. A lost message would show as an order never charged."
+)
+
+Figures = Mapping[str, float]
+"""What one column shows. "Others" are the effects that know no keys, two for each order."""
+
+LINES = (
+    ("published (every third order twice)", "published"),
+    ("tasks delivered again while they ran", "redelivered"),
+    ("processes killed before the effect", "killed_before"),
+    ("processes killed after the effect", "killed_after"),
+    ("store killed and back", "store_killed"),
+    ("deliveries that found it away, and were postponed", "store_unavailable"),
+    ("bodies run", "run"),
+    ("", ""),
+    ("orders charged exactly once", "charged_once"),
+    ("orders charged twice or more", "charged_more"),
+    ("orders never charged", "charged_never"),
+    ("second charges that the bank recognised", "recognised"),
+    ("", ""),
+    ("stock and mail, which know no keys: once", "others_once"),
+    ("repeated, after a kill right after the effect", "others_excused"),
+    ("repeated, without such a kill", "others_more"),
+    ("never", "others_never"),
+    ("", ""),
+    ("duplicates replayed", "replayed"),
+    ("conflicts postponed", "conflicted"),
+    ("takeovers", "taken_over"),
+    ("leases lost by a living worker", "lease_lost"),
+    ("seconds", "seconds"),
+)
+BAD = {
+    "charged_more": "charged twice or more",
+    "charged_never": "never charged",
+    "others_more": "stock or mail repeated without a kill between effect and completion",
+    "others_never": "stock or mail missing",
+}
+"""What was promised not to be."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tally:
-    """One column of the table. "Others" are the effects that know no keys, two for each order."""
-
-    orders: int
-    published: int
-    deliveries: int
-    redelivered: int  # tasks that were delivered again while they ran
-    runs: int
-    killed_before: int
-    killed_after: int
-    charged_once: int
-    charged_more: int
-    charged_never: int
-    recognised: int  # charges asked for again and refused by the provider, which knew the key
-    others_once: int
-    others_more_excused: int  # the worker was killed, or its lease lost, between effect and completion
-    others_more: int
-    others_never: int
-    replayed: int
-    conflicted: int
-    taken_over: int
-    leases_lost: int
-    store_kills: int
-    store_missed: int  # times that a delivery found the store away
-    seconds: float
-
-    @property
-    def kills(self) -> int:
-        """How many worker processes were killed."""
-        return self.killed_before + self.killed_after
-
-
-def tally(rows: Sequence[Row], *, orders: Iterable[str], published: int, seconds: float) -> Tally:
+def figures(rows: Sequence[Row], *, orders: Iterable[str], published: int, seconds: float) -> Figures:
     """Count what the ledger says about `orders`."""
-    ids = list(orders)
-    what = Counter(row.what for row in rows)
-    points = Counter(row.point for row in rows if row.what == "kill")
     effects = Counter((row.task, row.order) for row in rows if row.what == "effect")
-    excused = _excused(rows)
-    charges = [effects[KEYED, order] for order in ids]
-    others = [(effects[task, order], (task, order) in excused) for task in UNKEYED for order in ids]
-    return Tally(
-        orders=len(ids),
-        published=published,
-        deliveries=what["delivery"],
-        redelivered=len(_followed(rows)[1]),
-        runs=what["run"],
-        killed_before=points["before"],
-        killed_after=points["after"],
-        charged_once=charges.count(1),
-        charged_more=sum(times > 1 for times in charges),
-        charged_never=charges.count(0),
-        recognised=what["recognised"],
-        others_once=sum(times == 1 for times, _ in others),
-        others_more_excused=sum(times > 1 and excuse for times, excuse in others),
-        others_more=sum(times > 1 and not excuse for times, excuse in others),
-        others_never=sum(times == 0 for times, _ in others),
-        replayed=what["replayed"],
-        conflicted=what["conflicted"],
-        taken_over=what["taken_over"],
-        leases_lost=what["lease_lost"],
-        store_kills=what["store_killed"],
-        store_missed=what["store_unavailable"],
-        seconds=seconds,
-    )
+    excused, found = _excused(rows), Counter[str](row.what for row in rows)
+    found.update(f"killed_{row.point}" for row in rows if row.what == "kill")
+    for order in orders:
+        for task in (CHARGE, STOCK, MAIL):
+            may_repeat = task != CHARGE and (task, order) in excused
+            promise = PROMISES["exactly once" if task == CHARGE else "at least once"]
+            seen = Seen(
+                promise=promise,
+                effects=effects[task, order],
+                excused=None if may_repeat else 0,
+                status=Status.COMPLETED,
+            )
+            is_broken = any(breaches(seen))
+            times = "never" if not seen.effects else "once" if seen.effects == 1 else "more" if is_broken else "excused"
+            found[f"{'charged' if task == CHARGE else 'others'}_{times}"] += 1
+    found["redelivered"] = len(_followed(rows)[1])
+    return {**dict.fromkeys((key for _, key in LINES), 0), **found, "published": published, "seconds": seconds}
 
 
 def unended(rows: Sequence[Row]) -> int:
@@ -119,31 +121,71 @@ def _excused(rows: Sequence[Row]) -> set[tuple[str, str]]:
     return killed | lost
 
 
-def broken_promises(idempotent: Tally) -> list[str]:
+def broken_promises(found: Mapping[str, Figures]) -> list[str]:
     """What `IdempotentTask` promised and did not keep; empty is good."""
-    claims = {
-        "charged twice or more": idempotent.charged_more,
-        "never charged": idempotent.charged_never,
-        "stock or mail repeated without a kill between effect and completion": idempotent.others_more,
-        "stock or mail missing": idempotent.others_never,
-    }
-    return [f"{count} x {claim}" for claim, count in claims.items() if count]
+    return [f"{count} x {claim}" for key, claim in BAD.items() if (count := found["idempotent"][key])]
 
 
-def missing_evidence(plain: Tally, idempotent: Tally, *, kills: int, store_kills: int) -> list[str]:
+def missing_evidence(found: Mapping[str, Figures], *, kills: int, store_kills: int) -> list[str]:
     """Why a run without broken promises would still prove nothing; empty is good."""
     gaps = []
-    for name, column in (("plain", plain), ("idempotent", idempotent)):
-        if column.kills != kills:
-            gaps.append(f"{name}: {column.kills} kills instead of {kills}")
-        if not column.redelivered:
+    for name, column in found.items():
+        died = column["killed_before"] + column["killed_after"]
+        if died != kills:
+            gaps.append(f"{name}: {died} kills instead of {kills}")
+        if not column["redelivered"]:
             gaps.append(f"{name}: no task was delivered again while it ran, as the visibility timeout should have it")
-        if column.store_kills != store_kills:
-            gaps.append(f"{name}: the store was killed {column.store_kills} times instead of {store_kills}")
-    if not plain.charged_more:
+        if column["store_killed"] != store_kills:
+            gaps.append(f"{name}: the store was killed {column['store_killed']} times instead of {store_kills}")
+    if not found["plain"]["charged_more"]:
         gaps.append("plain Celery made no duplicate charge, so there was nothing to prevent")
-    if not idempotent.replayed:
+    if not found["idempotent"]["replayed"]:
         gaps.append("no duplicate was replayed")
-    if not idempotent.taken_over:
+    if not found["idempotent"]["taken_over"]:
         gaps.append("no killed worker's claim was taken over")
     return gaps
+
+
+def table(found: Mapping[str, Figures], orders: int, store: str, broker: str) -> Table:
+    """Both columns side by side, on a terminal of 80 characters, too."""
+    grid = Table(
+        title=f"The same {orders} orders under the same fire (store {store}, broker {broker})",
+        title_style="bold",
+        title_justify="left",
+        caption=f"{CRASH_AFTER} {REDIS_BROKER}" if broker == "redis" else CRASH_AFTER,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    grid.add_column("")
+    for title in COLUMNS.values():
+        grid.add_column(title, justify="right")
+    for label, key in LINES:
+        if not key:
+            grid.add_section()
+        elif found["idempotent"]["store_killed"] or not key.startswith("store_"):
+            cells = (found[name][key] for name in COLUMNS)
+            styles = "bold red" if key in BAD else ""
+            grid.add_row(label, *(Text(_shown(each), style=styles if each else "") for each in cells))
+    return grid
+
+
+def _shown(figure: float) -> str:
+    return f"{figure:.1f}" if isinstance(figure, float) else str(figure)
+
+
+def summary(found: Mapping[str, Figures], orders: int) -> list[str]:
+    """The run in four sentences."""
+    plain, ours = found["plain"], found["idempotent"]
+    kills = sum(each["killed_before"] + each["killed_after"] for each in found.values())
+    repeated = [each["others_more"] + each["others_excused"] for each in (plain, ours)]
+    return [
+        f"{kills} worker processes were killed, right before an effect or right after it.",
+        f"Plain Celery charged {plain['charged_more']} of {orders} orders more than once.",
+        f"IdempotentTask charged {ours['charged_once']} of {orders} exactly once:"
+        f" {ours['taken_over']} takeovers, {ours['replayed']} replays.",
+        f"Stock and mail know no keys: plain repeated {repeated[0]},"
+        f" ours {repeated[1]} ({ours['others_excused']} after a kill).",
+    ]

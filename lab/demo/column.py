@@ -2,119 +2,126 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import click
 from celery import Celery
 
-from lab.demo import audit
-from lab.demo.ledger import Ledger, Row
-from lab.demo.orders import Order, with_duplicates
+from lab.demo import audit, shop
 from lab.demo.queues import queue_length
-from lab.demo.screen import Hear
 from lab.demo.settings import LEASE, Settings
-from lab.demo.story import Ending, Voice
-from lab.demo.watch import LOOKS, Watch
-from lab.embedded import Server
-from lab.fleet import Fleet
+from lab.fleet import POLL, Fleet
+from lab.ledger import LEDGERS, Ledger, Row
 from lab.servers import Servers
 
 WORKERS = 2
 CHILDREN = 4  # of each worker
 OUTAGE = LEASE / 3  # how long a killed store is away, and a little longer: short enough that leases survive it
 MISSED = 10  # orders that are published meanwhile
+DUPLICATED = 3  # every third order is published twice, as by a double click or a webhook sent again
+LOOKS = 8  # nothing is left for certain if that many looks in a row find nothing
+PATIENCE = 240.0
 
-WORDS = {audit.KEYED: ("charge", "charged"), "reserve_stock": ("stock", "reserved"), "send_receipt": ("mail", "mailed")}
-
-
-def ending(end: Ending) -> str:
-    """What to say of an operation that ended after a kill."""
-    done = VOICE.done(end.task, end.times)
-    if "taken_over" not in end.signs:
-        return f"{end.pid} ran it again: {done}"
-    known = "; the bank knew its key" if "recognised" in end.signs else ""
-    excuse = " (it knows no key)" if end.times > 1 else ""
-    return f"{end.pid} took over{known}: {done}{excuse}"
+Hear = Callable[[Sequence[Row]], None]
+"""Takes what is new in a ledger."""
 
 
-VOICE = Voice(WORDS, ending, told=2)
+def published(count: int) -> list[str]:
+    """The orders, every third one twice, in an arbitrary but repeatable sequence."""
+    ids = shop.orders(count)
+    sent = [*ids, *ids[::DUPLICATED]]
+    random.Random(42).shuffle(sent)
+    return sent
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One way to run the load: by the tasks in the module `tasks`, with everything else in `folder`."""
+def run(name: str, count: int, servers: Servers, folder: Path, hear: Hear) -> audit.Figures:
+    """Publish the load, wait until nothing is left to do, count.
 
-    name: str
-    tasks: str
-    servers: Servers
-    folder: Path
+    Raises:
+        click.ClickException: A worker ended, or something took far too long; the workers' logs are in it.
+    """
+    folder.mkdir(parents=True)
+    settings = Settings(broker_url=servers.broker_url, store_url=servers.store_url, folder=folder, queue=name)
+    names, sent = [f"{name}-{number}" for number in range(WORKERS)], published(count)
+    with Fleet("lab.demo.shop", names, children=CHILDREN, environ=settings.environ(), folder=folder) as fleet:
+        watch = Watch(fleet, hear)
+        watch.until(lambda: Counter(row.what for row in watch.rows)["ready"] == WORKERS, "the workers to start")
+        started = time.monotonic()
+        _publish_under_fire(name, watch, servers, settings, sent)
+        watch.until(lambda: _is_drained(watch.rows, settings), "the last message", looks=LOOKS)
+        seconds = time.monotonic() - started
+    return audit.figures(watch.rows, orders=shop.orders(count), published=len(sent), seconds=seconds)
 
-    def run(self, load: Sequence[Order], hear: Hear) -> audit.Tally:
-        """Publish `load`, some of it twice, wait until nothing is left to do, count.
 
-        Raises:
-            click.ClickException: A worker ended, or something took far too long; the workers' logs are in it.
-        """
-        self.folder.mkdir(parents=True)
-        published = with_duplicates(load)
-        names = [f"{self.name}-{number}" for number in range(WORKERS)]
-        environ = self._settings.environ()
-        with Fleet("lab.demo.app", names, children=CHILDREN, environ=environ, folder=self.folder) as fleet:
-            watch = Watch(self.folder, [fleet], hear)
-            watch.until_ready()
-            started = time.monotonic()
-            self._publish_under_fire(watch, published)
-            watch.until(lambda: self._is_drained(watch.rows), "the last message", looks=LOOKS)
-            seconds = time.monotonic() - started
-        ids = [order.id for order in load]
-        return audit.tally(watch.rows, orders=ids, published=len(published), seconds=seconds)
+class Watch:
+    """What the workers of a fleet note in its folder: kept, and handed to `hear` as it comes."""
 
-    @property
-    def _settings(self) -> Settings:
-        return Settings(
-            broker_url=self.servers.broker_url,
-            store_url=self.servers.store_url,
-            folder=self.folder,
-            queue=self.name,
-            faults=True,
-        )
+    def __init__(self, fleet: Fleet, hear: Hear) -> None:
+        self.rows: list[Row] = []
+        self._fleet, self._hear = fleet, hear
+        self._read = dict.fromkeys(LEDGERS, 0)
 
-    def _publish_under_fire(self, watch: Watch, published: Sequence[Order]) -> None:
-        """Publish all. A store that can, dies in the middle, with outcomes that are needed later, and comes back."""
-        store = self.servers.durable_store
-        if store is None:
-            self._publish(watch, published)
-            return
-        half = len(published) // 2
-        early = {order.id for order in published[:half]}
-        self._publish(watch, published[:half])
-        watch.until(lambda: len(_charged(watch.rows) & early) * 2 > len(early), "the first orders")
-        self._without(store, lambda: self._publish(watch, published[half : half + MISSED]))
-        self._publish(watch, published[half + MISSED :])
+    def look(self) -> None:
+        """Read what is new."""
+        news: list[Row] = []
+        for name, position in self._read.items():
+            rows, self._read[name] = Ledger(self._fleet.folder / f"{name}.jsonl").since(position)
+            news += rows
+        news.sort(key=lambda row: row.time)
+        self.rows += news
+        self._hear(news)
 
-    def _without(self, store: Server, meanwhile: Callable[[], None]) -> None:
-        store.kill()
-        killed = time.monotonic()
-        meanwhile()
-        time.sleep(max(0.0, killed + OUTAGE - time.monotonic()))
-        store.revive()
-        Ledger(self.folder / "ledger.jsonl").append(Row(what="store_killed"))
+    def until(self, done: Callable[[], bool], what: str, *, looks: int = 1) -> None:
+        """Wait until so many looks in a row find it done."""
+        deadline, seen = time.monotonic() + PATIENCE, 0
+        while True:
+            self.look()
+            seen = seen + 1 if done() else 0
+            if seen >= looks:
+                return
+            late = f"waited {PATIENCE:g} s for {what}" if time.monotonic() > deadline else ""
+            if trouble := "a worker ended early" if self._fleet.dead() else late:
+                logs = [path.read_text(errors="replace")[-3000:] for path in self._fleet.folder.glob("*.log")]
+                raise click.ClickException("\n".join([f"{trouble}:", *logs]))
+            time.sleep(POLL)
 
-    def _publish(self, watch: Watch, published: Sequence[Order]) -> None:
-        # An app of its own that knows no tasks: a publisher needs their names only.
-        publisher = Celery(set_as_current=False)
-        publisher.conf.update(self._settings.celery())
+
+def _publish_under_fire(name: str, watch: Watch, servers: Servers, settings: Settings, sent: Sequence[str]) -> None:
+    """Publish all. A store that can, dies in the middle, with outcomes that are needed later, and comes back."""
+    # An app of its own that knows no tasks: a publisher needs their names only.
+    publisher = Celery(set_as_current=False)
+    publisher.conf.update(settings.celery())
+
+    def publish(some: Sequence[str]) -> None:
         with publisher.producer_or_acquire() as producer:
-            for order in published:
-                for task, arguments in order.messages():
-                    publisher.send_task(f"{self.tasks}.{task}", kwargs=arguments, producer=producer)
+            for order in some:
+                for task, arguments in shop.messages(order):
+                    publisher.send_task(f"{name}.{task}", kwargs=arguments, producer=producer)
                 watch.look()
 
-    def _is_drained(self, rows: Sequence[Row]) -> bool:
-        return queue_length(self.servers.broker_url, self.name) == 0 and audit.unended(rows) == 0
+    store, half = servers.durable_store, len(sent) // 2
+    if store is None:
+        publish(sent)
+        return
+    publish(sent[:half])
+    early = set(sent[:half])
+    watch.until(lambda: len(_charged(watch.rows) & early) * 2 > len(early), "the first orders")
+    store.kill()
+    killed = time.monotonic()
+    publish(sent[half : half + MISSED])
+    time.sleep(max(0.0, killed + OUTAGE - time.monotonic()))
+    store.revive()
+    Ledger(settings.folder / "ledger.jsonl").append(Row(what="store_killed"))
+    publish(sent[half + MISSED :])
 
 
 def _charged(rows: Sequence[Row]) -> set[str]:
-    return {row.order for row in rows if row.what == "effect" and row.task == audit.KEYED}
+    return {row.order for row in rows if row.what == "effect" and row.task == shop.CHARGE}
+
+
+def _is_drained(rows: Sequence[Row], settings: Settings) -> bool:
+    return not queue_length(settings.broker_url, settings.queue) and not audit.unended(rows)

@@ -6,11 +6,11 @@ in the books as a whole or not at all, and remembered for the next caller: as go
 
 from __future__ import annotations
 
-import contextlib
 import uuid
+from contextlib import nullcontext
 from dataclasses import replace
 
-from lab.demo.ledger import Ledger, Row
+from lab.ledger import Ledger, Row
 
 
 class Gateway:
@@ -25,21 +25,13 @@ class Gateway:
         A second call with the same key moves no money and returns the first charge. Without a key every call
         is a new charge.
         """
+        number, key = f"ch_{uuid.uuid4().hex[:12]}", idempotency_key or ""
         row = Row(
-            what="effect",
-            task="charge_card",
-            order=order,
-            attempt=attempt,
-            token=token,
-            reference=f"ch_{uuid.uuid4().hex[:12]}",
-            key=idempotency_key or "",
+            what="effect", task="charge_card", order=order, attempt=attempt, token=token, reference=number, key=key
         )
-        with self.books.locked() if row.key else contextlib.nullcontext():
-            first = self._first(row.key) if row.key else None
+        with self.books.locked() if key else nullcontext():
+            first = key and next((each.reference for each in self.books.rows() if each.key == key), None)
             if first:
                 row = replace(row, what="recognised", reference=first)
             self.books.append(row)
         return row.reference
-
-    def _first(self, key: str) -> str | None:
-        return next((row.reference for row in self.books.rows() if row.key == key), None)

@@ -16,10 +16,6 @@ def queue_length(broker: str, queue: str) -> int:
 
     A message on its way from Redis into a worker is in nobody's books for a moment. An empty Redis is empty for
     certain only if it stays so. What RabbitMQ tells is up to a second old.
-
-    Args:
-        broker: The URL of a broker as Celery knows it, or the endpoint of an SQS.
-        queue: Its name. In a Redis, what is being worked on is counted whatever queue it came from.
     """
     address = urlsplit(broker)
     if address.scheme == "redis":

@@ -26,7 +26,6 @@ class Settings:
     store_url: str
     folder: Path
     queue: str = "orders"
-    faults: bool = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -36,7 +35,6 @@ class Settings:
             store_url=environ["LAB_STORE_URL"],
             folder=Path(environ["LAB_FOLDER"]),
             queue=environ["LAB_QUEUE"],
-            faults=environ["LAB_FAULTS"] == "1",
         )
 
     def environ(self) -> dict[str, str]:
@@ -46,7 +44,6 @@ class Settings:
             "LAB_STORE_URL": self.store_url,
             "LAB_FOLDER": str(self.folder),
             "LAB_QUEUE": self.queue,
-            "LAB_FAULTS": "1" if self.faults else "0",
         }
 
     def celery(self) -> dict[str, Any]:

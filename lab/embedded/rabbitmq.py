@@ -35,12 +35,7 @@ SETTINGS = (
 
 
 class EmbeddedRabbitMQ(Server):
-    """A private RabbitMQ.
-
-    Args:
-        port: Where it listens; chosen by the system unless given.
-        settings: Of the application `rabbit`, such as `{"consumer_timeout": 5000}`.
-    """
+    """A private RabbitMQ."""
 
     def __init__(self, port: int | None = None, settings: Mapping[str, int] | None = None) -> None:
         super().__init__(port)

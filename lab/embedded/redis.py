@@ -9,7 +9,6 @@ from __future__ import annotations
 import subprocess
 import time
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from lab.embedded.server import HOST, Server, package
@@ -19,12 +18,7 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
 
 class EmbeddedRedis(Server):
-    """A private Valkey server.
-
-    Args:
-        port: Where it listens; chosen by the system unless given.
-        options: Options of the server, such as `("--appendonly", "no")`, instead of durable ones.
-    """
+    """A private Valkey server."""
 
     def __init__(self, port: int | None = None, options: tuple[str, ...] = DURABLE) -> None:
         super().__init__(port)
@@ -84,9 +78,7 @@ class EmbeddedRedisCluster:
             self._running = starting.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._running.close()
 
     def _join(self) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from lab import tether
@@ -27,9 +26,6 @@ class Server(ABC):
     """A private server that lives as long as the `with` block, and never longer than this process.
 
     Its state is in a folder of its own, survives :meth:`restart`, and is deleted at the end of the block.
-
-    Args:
-        port: Where it listens; chosen by the system unless given.
     """
 
     def __init__(self, port: int | None = None) -> None:
@@ -79,9 +75,7 @@ class Server(ABC):
         self.stop()
         raise RuntimeError(f"{type(self).__name__} did not start on port {self.port}; is it taken?\n{log}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -1,13 +1,11 @@
-"""What a campaign's evidence proves: ledger, records and nemeses in, a judgement per operation out. Pure.
+"""What the evidence of real workers proves: ledger, records and nemeses in, a verdict per operation out. Pure.
 
-The ledger says what really happened, the records what the library believes, the nemeses what was done to it.
-The rules, by promise:
+The ledger says what really happened, the records what the library believes, the nemeses what was done to it. Besides
+the rules of every audit (:func:`lab.proof.verdicts.breaches`):
 
 - every operation has an outcome once the queue is empty, and still one after a further clean delivery;
-- all callers that were told a success were told the same, and it is what the record says;
-- *exactly once*: one effect. *At least once*: one or more; more than one only where a nemesis hit a delivery
-  that had the effect. *At most once*: none or one; none only if the record says UNKNOWN;
-- UNKNOWN only under *at most once*, and only where a nemesis hit one of the operation's deliveries.
+- the success that callers were told is what the record says;
+- an effect is repeated, and an operation ends UNKNOWN, only where a nemesis hit one of its deliveries.
 """
 
 from __future__ import annotations
@@ -16,23 +14,11 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 
 from celery_idempotent.protocol.record import Record, Status
-from lab.demo.ledger import Row
-
-__all__ = [
-    "Delivery",
-    "Evidence",
-    "Judgement",
-    "Nemesis",
-    "Promise",
-    "deliveries",
-    "judge",
-    "judge_effects",
-    "recoveries",
-]
+from lab.ledger import Row
+from lab.proof.verdicts import FINAL, Promise, Seen, Told, Verdict, breaches
 
 _LEARNING = 1.5
 """Seconds. A process knows its clock to be wrong from the first reply whose ``Date`` differs from the last one's."""
@@ -41,22 +27,11 @@ _LATE_END = 2.0
 """Seconds by which a nemesis may end late on a busy machine."""
 
 
-class Promise(StrEnum):
-    """How often an effect may happen."""
-
-    EXACTLY_ONCE = "exactly once"
-    AT_LEAST_ONCE = "at least once"
-    AT_MOST_ONCE = "at most once"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nemesis:
-    """One thing done to the workers.
+    """One thing done to the workers, between two moments of Unix time.
 
     Args:
-        kind: What was done, for people.
-        began: Unix time.
-        ended: Unix time; the same for what has no duration.
         pids: The processes it hit; None for all of them.
         skewed: The worker whose clock it set, if it did that. Its processes are hit as long as they have not
             seen the server's time since.
@@ -71,17 +46,7 @@ class Nemesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One message in one worker process.
-
-    Args:
-        operation: Whose.
-        pid: Of the process.
-        worker: Of the process.
-        began: Unix time.
-        ended: Unix time; infinity if it never ended.
-        has_effect: Whether its body had its effect.
-        quiet_since: Unix time at which the process last heard of the store before; 0 if never.
-    """
+    """One message in one worker process; it ends at infinity if it never ended."""
 
     operation: str
     pid: int
@@ -106,8 +71,6 @@ class Evidence:
 
     Args:
         promises: By operation, what is promised for its effect.
-        rows: The ledger.
-        nemeses: What was done.
         drained: By operation, its record when the queue had run empty and all leases were over.
         final: By operation, its record after one further, undisturbed delivery.
     """
@@ -117,31 +80,6 @@ class Evidence:
     nemeses: Sequence[Nemesis]
     drained: Mapping[str, Record]
     final: Mapping[str, Record]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """What became of one operation.
-
-    Args:
-        operation: Which.
-        promise: What was promised.
-        effects: How often its effect happened.
-        is_faulted: Whether a nemesis hit one of its deliveries.
-        is_unknown: Whether its record says UNKNOWN.
-        is_unexplained: Whether it says so although nothing hit it.
-        is_stuck: Whether even a clean delivery left it without an outcome.
-        broken: The rules it breaks, as sentences; empty is good.
-    """
-
-    operation: str
-    promise: Promise
-    effects: int
-    is_faulted: bool = False
-    is_unknown: bool = False
-    is_unexplained: bool = False
-    is_stuck: bool = False
-    broken: tuple[str, ...] = ()
 
 
 def deliveries(rows: Iterable[Row]) -> list[Delivery]:
@@ -173,44 +111,43 @@ def _deliveries_in(rows: Sequence[Row], worker: str) -> Iterator[Delivery]:
         heard = within[-1].time if within else heard
 
 
-def judge(evidence: Evidence) -> list[Judgement]:
+def judge(evidence: Evidence) -> list[Verdict]:
     """What became of every operation."""
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in evidence.rows:
         rows[row.order].append(row)
-    of: dict[str, list[Delivery]] = defaultdict(list)
+    delivered: dict[str, list[Delivery]] = defaultdict(list)
     for delivery in deliveries(evidence.rows):
-        of[delivery.operation].append(delivery)
+        delivered[delivery.operation].append(delivery)
     return [
-        _judged(evidence, operation, promise, rows[operation], of[operation])
+        _judged(evidence, operation, promise, rows[operation], delivered[operation])
         for operation, promise in evidence.promises.items()
     ]
 
 
-def judge_effects(
-    promises: Mapping[str, Promise], rows: Iterable[Row], unknown: Collection[str] = ()
-) -> list[Judgement]:
-    """What became of every operation, by the ledger alone: for systems that keep no records.
-
-    Args:
-        promises: By operation, what is promised for its effect.
-        rows: The ledger.
-        unknown: Operations that ended UNKNOWN.
-    """
+def judge_effects(promises: Mapping[str, Promise], rows: Iterable[Row], unknown: Collection[str] = ()) -> list[Verdict]:
+    """What became of every operation, by the ledger alone: for systems that keep no records."""
     effects: dict[str, int] = defaultdict(int)
     for row in rows:
         effects[row.order] += row.what == "effect"
+    ends = {operation: Status.UNKNOWN if operation in unknown else Status.COMPLETED for operation in promises}
     return [
-        Judgement(
-            operation=operation,
-            promise=promise,
-            effects=effects[operation],
-            is_unknown=operation in unknown,
-            broken=tuple(_too_few(promise, effects[operation], is_unknown=operation in unknown))
-            + tuple(_too_many(promise, effects[operation], excused=effects[operation])),
-        )
+        _verdict(operation, Seen(promise=promise, effects=effects[operation], status=ends[operation]))
         for operation, promise in promises.items()
     ]
+
+
+def _verdict(operation: str, seen: Seen, hit: int = 0, *problems: str) -> Verdict:
+    return Verdict(
+        task=operation,
+        promise=seen.promise.name,
+        faults={"hit": hit},
+        effects=seen.effects,
+        unknown=seen.unknown,
+        unexplained=seen.unknown and not hit,
+        stuck=seen.status not in FINAL,
+        problems=(*breaches(seen), *problems),
+    )
 
 
 def recoveries(evidence: Evidence, kills: Iterable[Nemesis], task: str) -> Iterator[float]:
@@ -230,77 +167,40 @@ def recoveries(evidence: Evidence, kills: Iterable[Nemesis], task: str) -> Itera
 
 def _judged(
     evidence: Evidence, operation: str, promise: Promise, rows: Sequence[Row], delivered: Sequence[Delivery]
-) -> Judgement:
-    effects = sum(row.what == "effect" for row in rows)
+) -> Verdict:
     record = evidence.final.get(operation)
     hit = [each for each in delivered if any(each.is_hit_by(nemesis) for nemesis in evidence.nemeses)]
-    is_unknown = record is not None and record.status is Status.UNKNOWN
-    broken = (
-        *_too_few(promise, effects, is_unknown=is_unknown),
-        *_too_many(promise, effects, excused=_excused(evidence, delivered)),
-        *_without_outcome(evidence, operation),
-        *_contradictions(record, rows, may_be_unknown=promise is Promise.AT_MOST_ONCE and bool(hit)),
-        *_unknowns(promise, is_unknown=is_unknown, is_hit=bool(hit)),
-    )
-    return Judgement(
-        operation=operation,
+    told = [Told("finished", row.reference) for row in rows if row.what == "told"]
+    kept = [Told("finished", json.loads(record.result))] if record and record.result and _is_completed(record) else []
+    seen = Seen(
         promise=promise,
-        effects=effects,
-        is_faulted=bool(hit),
-        is_unknown=is_unknown,
-        is_unexplained=is_unknown and not hit,
-        is_stuck=not _is_over(record),
-        broken=broken,
+        effects=sum(row.what == "effect" for row in rows),
+        told=[*told, *kept],
+        status=record.status if record else None,
+        # An effect was cut off, or a clock let two bodies overlap.
+        excused=sum(
+            any(each.is_hit_by(nemesis) and (each.has_effect or nemesis.skewed) for nemesis in evidence.nemeses)
+            for each in delivered
+        ),
+        may_be_unknown=bool(hit),
     )
+    return _verdict(operation, seen, len(hit), *_contradictions(evidence, seen, rows, told, kept, operation))
 
 
-def _too_few(promise: Promise, effects: int, *, is_unknown: bool) -> Iterator[str]:
-    if not effects and not (promise is Promise.AT_MOST_ONCE and is_unknown):
-        yield "its effect never happened"
+def _is_completed(record: Record) -> bool:
+    return record.status is Status.COMPLETED
 
 
-def _too_many(promise: Promise, effects: int, *, excused: int) -> Iterator[str]:
-    if effects > 1 and promise is not Promise.AT_LEAST_ONCE:
-        yield f"its effect happened {effects} times"
-    if effects > 1 + excused and promise is Promise.AT_LEAST_ONCE:
-        yield f"its effect happened {effects} times, and only {excused} of its deliveries were hit"
-
-
-def _excused(evidence: Evidence, delivered: Sequence[Delivery]) -> int:
-    """How many repetitions the nemeses account for: an effect cut off, or a clock that let two bodies overlap."""
-    return sum(
-        any(each.is_hit_by(nemesis) and (each.has_effect or nemesis.skewed) for nemesis in evidence.nemeses)
-        for each in delivered
-    )
-
-
-def _without_outcome(evidence: Evidence, operation: str) -> Iterator[str]:
-    if not _is_over(evidence.drained.get(operation)):
+def _contradictions(
+    evidence: Evidence, seen: Seen, rows: Sequence[Row], told: list[Told], kept: list[Told], operation: str
+) -> Iterator[str]:
+    drained = evidence.drained.get(operation)
+    if drained is None or drained.status not in FINAL:
         yield "the queue ran empty and it had no outcome"
-    if not _is_over(evidence.final.get(operation)):
-        yield "a clean delivery did not give it an outcome"
-
-
-def _is_over(record: Record | None) -> bool:
-    return record is not None and record.status in {Status.COMPLETED, Status.FAILED, Status.UNKNOWN}
-
-
-def _contradictions(record: Record | None, rows: Sequence[Row], *, may_be_unknown: bool) -> Iterator[str]:
-    told = {row.reference for row in rows if row.what == "told"}
-    kept = {json.loads(record.result)} if record and record.result and record.status is Status.COMPLETED else set()
-    if len(told | kept) > 1:
-        yield f"its callers were told {sorted(told)}, and the record says {sorted(kept)}"
-    if told and not kept:
+    if told and not kept and not seen.unknown:
         yield "a caller was told a success, and the record does not say so"
     failures = {row.reference for row in rows if row.what == "told failure"}
-    if may_be_unknown:
+    if seen.promise.doubtful and seen.may_be_unknown:
         failures -= {"OutcomeUnknown"}  # also where its owner, stopped for a while, has recorded an outcome since
     if failures:
         yield f"its callers were told {sorted(failures)}"
-
-
-def _unknowns(promise: Promise, *, is_unknown: bool, is_hit: bool) -> Iterator[str]:
-    if is_unknown and promise is not Promise.AT_MOST_ONCE:
-        yield "it ended UNKNOWN, though it may be repeated"
-    if is_unknown and not is_hit:
-        yield "it ended UNKNOWN, and nothing had hit it"

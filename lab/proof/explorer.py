@@ -43,8 +43,6 @@ from lab.proof.scripted import (
     publishers_nonce,
 )
 
-__all__ = ["Exploration", "Violation", "explore"]
-
 _OUTCOMES = {Status.COMPLETED, Status.FAILED}
 _FORGETTING = 100
 """Milliseconds that pass while a store forgets: claims before and after it have different tokens."""
@@ -110,17 +108,7 @@ class _Write(NamedTuple):
 
 
 class _World(NamedTuple):
-    """Everything that can be different; records and histories are numbers.
-
-    Args:
-        records: By key, what is stored; 0: nothing.
-        now: The store's clock, in milliseconds since the start.
-        deliveries: Each one's history, or its end.
-        in_flight: What may land at any later time.
-        faults_left: How many ordinary faults may still happen.
-        besides: What else may still happen.
-        receiver: Of the effects.
-    """
+    """Everything that can be different; records and histories are numbers."""
 
     records: tuple[int, ...]
     now: int
@@ -133,20 +121,7 @@ class _World(NamedTuple):
 
 @dataclass(slots=True)
 class Exploration:
-    """What was seen; a run that reached no fault of some kind proved nothing about it.
-
-    Args:
-        program: What was explored.
-        deliveries: How many.
-        faults: How many ordinary faults in one world.
-        states: Worlds.
-        transitions: Steps between them.
-        most_effects: In one world.
-        seconds: How long it took.
-        reached: By fault, how often it was possible.
-        ended: By end, how often a delivery had come to it when all had ended.
-        noted: Of what else a proof must not have missed, how often it was seen.
-    """
+    """What was seen; a run that reached no fault of some kind proved nothing about it."""
 
     program: Program
     deliveries: int
@@ -158,6 +133,28 @@ class Exploration:
     reached: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def scope(self) -> tuple[str, int, int]:
+        """What was explored, in words."""
+        return self.program.name, self.deliveries, self.faults
+
+    @property
+    def kinds_of_fault(self) -> str:
+        """How many were reached, of how many."""
+        return f"{len(self.reached)} of {len(self.program.faults)}"
+
+    def as_json(self) -> dict[str, object]:
+        """As it is kept."""
+        return {
+            **dict(zip(("program", "deliveries", "faults"), self.scope, strict=True)),
+            "states": self.states,
+            "transitions": self.transitions,
+            "most effects": self.most_effects,
+            "faults reached": dict(self.reached),
+            "endings": dict(self.ended),
+            "seconds": round(self.seconds, 1),
+        }
 
     @property
     def missed(self) -> set[Fault]:
@@ -604,11 +601,6 @@ def _trail(came_from: dict[_World, tuple[_World, str] | None], world: _World) ->
 
 def explore(program: Program, *, deliveries: int, faults: int) -> Exploration:
     """Explore ``program`` exhaustively.
-
-    Args:
-        program: What every delivery does.
-        deliveries: How many there are, all at once.
-        faults: How many ordinary faults may happen in one world, besides what the program names.
 
     Raises:
         Violation: A rule does not hold; it says which, and how to get there.

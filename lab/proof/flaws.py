@@ -1,25 +1,39 @@
-"""Broken variants, to show that a campaign can see: each is a store in which one rule of the library is undone.
+"""Stores that are broken on purpose, to show that a campaign can see, and who notices them.
 
-The first kind stands between a delivery and any store. The second is a real store with its own script or
-statements changed: what somebody could get wrong who writes them anew.
+The first kind stands between a delivery and any store, with one rule of the library undone. The second is a real store
+with its own script or statements changed: what somebody could get wrong who writes them anew.
 """
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hypothesis import Phase
 from sqlalchemy import bindparam, literal_column, or_, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
+from celery_idempotent.engine.claim import Claim
+from celery_idempotent.errors import StoreMisconfigured
+from celery_idempotent.protocol.codec import Kept
+from celery_idempotent.protocol.contents import Slot, pack
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores import open_store
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis import store as redis_module
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql.schema import KEY
-from celery_idempotent.testing import StoreWrapper
+from celery_idempotent.testing import StoreContract, StoreWrapper
+from lab.proof.machine import run_machine
 
-__all__ = ["FLAWS", "STORE_FLAWS", "StoreFlaw"]
+STEPS = 30
+"""Of each run of the state machine over a real server."""
+
+_NOTICED = (AssertionError, StoreMisconfigured)
+"""A record in which fields of two writes are mixed is refused when it is read, before anybody compares it."""
 
 
 class _CompletesUnconditionally(StoreWrapper):
@@ -44,8 +58,10 @@ class _DropsCompletions(StoreWrapper):
 
 
 class _TakesOverAtOnce(StoreWrapper):
+    _ahead = 0
+
     def now(self) -> int:
-        self._ahead = getattr(self, "_ahead", 0) + 3_600_000
+        self._ahead += 3_600_000
         return self.store.now() + self._ahead
 
 
@@ -59,6 +75,27 @@ class _ChecksThenWrites(StoreWrapper):
         while stored is None or stored.revision != new.revision:
             stored = self.store.swap(new, stored.revision if stored else None)
         return stored
+
+
+class _GrantsEverything(MemoryStore):
+    """What a task has that uses no such library."""
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        return new
+
+
+def _writes_objects_last(store: Store) -> Store:
+    def recorded(claim: Claim, kept: Kept, slot: Slot, write: Callable[[Kept], Any]) -> tuple[Any, Kept]:
+        assert kept.encoded is not None
+        packed = pack(claim.store, kept.encoded, slot)
+        kept = replace(kept, encoded=packed.encoded)
+        written = write(kept)
+        if packed.write:
+            packed.write()
+        return written, kept
+
+    Claim.recorded = recorded  # type: ignore[assignment, method-assign]
+    return store
 
 
 def _script(right: str, wrong: str) -> Callable[[RedisStore], Store]:
@@ -80,44 +117,37 @@ def _replaces_anything(store: SQLStore) -> Store:
     revision = statements._table.c.revision == bindparam("expected")
     anything = or_(revision, literal_column("0") == literal_column("0"))
     write = update(statements._table).where(statements._key == bindparam("key"), anything)
-    _take(statements, "_replace", write.values(statements._new_values()))
-    return store
+    return _with(store, "_replace", write.values(statements._new_values()))
 
 
 def _inserts_over_anything(store: SQLStore) -> Store:
     statements = store._statements
     values = {KEY: bindparam("key"), **statements._new_values()}
-    write: Any
     if statements._is_mysql:
-        write = mysql.insert(statements._table).values(values).on_duplicate_key_update(statements._new_values())
-    else:
-        insert = postgresql.insert if store.dialect == "postgresql" else sqlite.insert
-        write = insert(statements._table).values(values)
-        write = write.on_conflict_do_update(index_elements=[statements._key], set_=statements._new_values())
-    _take(statements, "_claim", write)
-    return store
+        over = mysql.insert(statements._table).values(values)
+        return _with(store, "_claim", over.on_duplicate_key_update(statements._new_values()))
+    insert = postgresql.insert if store.dialect == "postgresql" else sqlite.insert
+    write: Any = insert(statements._table).values(values)
+    write = write.on_conflict_do_update(index_elements=[statements._key], set_=statements._new_values())
+    return _with(store, "_claim", write)
 
 
 def _forgets_to_clear(store: SQLStore) -> Store:
     statements = store._statements
     at_expected = (statements._key == bindparam("key"), statements._table.c.revision == bindparam("expected"))
     values = {name: each for name, each in statements._new_values().items() if name != "takeovers"}
-    _take(statements, "_replace", update(statements._table).where(*at_expected).values(values))
-    return store
+    return _with(store, "_replace", update(statements._table).where(*at_expected).values(values))
 
 
-def _take(statements: Any, name: str, write: Any) -> None:
+def _with(store: SQLStore, name: str, write: Any) -> Store:
+    statements = store._statements
     setattr(statements, name, statements._with_answer(write) if statements._answers_at_once else write)
+    return store
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFlaw:
-    """A mistake in what a store tells its server.
-
-    Args:
-        stores: Which stores can have it, by their names in :data:`lab.proof.targets.TARGETS`.
-        undo: Puts it into an opened store, and returns the store.
-    """
+    """A mistake in what a store tells its server: which stores can have it, and what puts it into an opened one."""
 
     stores: tuple[str, ...]
     undo: Callable[[Any], Store]
@@ -125,17 +155,13 @@ class StoreFlaw:
 
 _REDIS = ("redis", "redis-cluster")
 _SQL = ("postgres", "mariadb", "sqlite")
+_MATCHES = "matches = stored_revision == expected"
 
 STORE_FLAWS: Mapping[str, StoreFlaw] = {
     "checks, then writes": StoreFlaw((*_REDIS, *_SQL), _ChecksThenWrites),
-    "script replaces without comparing": StoreFlaw(
-        _REDIS, _script("matches = stored_revision == expected", "matches = is_stored")
-    ),
+    "script replaces without comparing": StoreFlaw(_REDIS, _script(_MATCHES, "matches = is_stored")),
     "script claims what is taken": StoreFlaw(_REDIS, _script("matches = not is_stored", "matches = true")),
-    "script creates what has vanished": StoreFlaw(
-        _REDIS,
-        _script("matches = stored_revision == expected", "matches = stored_revision == expected or not is_stored"),
-    ),
+    "script creates what has vanished": StoreFlaw(_REDIS, _script(_MATCHES, f"{_MATCHES} or not is_stored")),
     "script keeps fields that are gone": StoreFlaw(_REDIS, _script("if not is_new[stored[i]]", "if false")),
     "UPDATE without the revision": StoreFlaw(_SQL, _replaces_anything),
     "INSERT over what is there": StoreFlaw(_SQL, _inserts_over_anything),
@@ -143,12 +169,68 @@ STORE_FLAWS: Mapping[str, StoreFlaw] = {
 }
 """By name, mistakes of one kind of store."""
 
-FLAWS: Mapping[str, Callable[[Store], Store]] = {
-    "none": lambda store: store,
+CONTROLS: Mapping[str, Callable[[Store], Store]] = {
+    "no store at all": lambda store: _GrantsEverything(),
     "completes unconditionally": _CompletesUnconditionally,
     "forgets its own writes": _ForgetsItsOwnWrites,
     "drops completions": _DropsCompletions,
     "takes over at once": _TakesOverAtOnce,
+}
+"""By name, what is put in the place of any store, or in front of it, to see whether a campaign notices."""
+
+FLAWS: Mapping[str, Callable[[Any], Store]] = {
+    "none": lambda store: store,
+    **CONTROLS,
+    "writes objects last": _writes_objects_last,
     **{name: each.undo for name, each in STORE_FLAWS.items()},
 }
-"""By name, what is put between a delivery and its store, or into the store."""
+"""All of them."""
+
+
+def follow(url: str, *, examples: int, flaw: str = "none", phases: tuple[Phase, ...] = tuple(Phase)) -> None:
+    """Drive the store at ``url`` beside the oracle, in so many runs of :data:`STEPS` steps.
+
+    Raises:
+        AssertionError: They differ.
+    """
+    with closing(_opened(url, flaw)) as store:
+        run_machine(lambda: store, examples=examples, steps=STEPS, phases=phases)
+
+
+def judge(target: str, url: str, flaw: str) -> Iterator[tuple[str, str]]:
+    """Who notices a store of that kind which is broken so, and by what; the quickest first."""
+    for by, look in (("races", _races), ("oracle", _oracle), ("crash sweep", _sweep)):
+        evidence = look(target, url, flaw)
+        if evidence:
+            yield by, evidence
+
+
+def _races(target: str, url: str, flaw: str) -> str:
+    race = StoreContract().test_calls_at_once_have_one_history
+    with closing(_opened(url, flaw)) as store:
+        try:
+            race(store)
+        except _NOTICED:
+            return (inspect.getdoc(race) or "a race").splitlines()[0]
+    return ""
+
+
+def _oracle(target: str, url: str, flaw: str) -> str:
+    try:
+        follow(url, examples=60, flaw=flaw, phases=(Phase.generate,))
+    except _NOTICED:
+        return "a reply or a stored record differs"
+    return ""
+
+
+def _sweep(target: str, url: str, flaw: str) -> str:
+    from lab.proof.sweep import sweep  # which takes flaws
+
+    found = sweep("brief", target=target, url=url, flaw=flaw).tally.problems
+    return f"{found[0].problems[0]} ({found[0].task})" if found else ""
+
+
+def _opened(url: str, flaw: str) -> Store:
+    store = open_store(url)
+    store.provision()  # before it is broken: it tries the store out, and would refuse some mistakes
+    return FLAWS[flaw](store)

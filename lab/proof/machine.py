@@ -42,8 +42,6 @@ from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import FakeClock, FaultyStore
 from celery_idempotent.testing.stores import Fault
 
-__all__ = ["run_machine"]
-
 LEASE, GRACE, RETAIN = 60_000, 1_000, 600_000
 
 _MAX_TAKEOVERS = 2
@@ -58,8 +56,21 @@ _START = 4_000_000_000_000
 _STEPS = sorted(
     {1, GRACE, *(limit + shift for limit in (LEASE, LEASE + GRACE, RETAIN, RETAIN + 999) for shift in (-1, 0, 1))}
 )
-_RESULT = Encoded('"theirs"', "application/json")
+_THEIRS = '"theirs"'
 _FAULTS = st.sampled_from(["none", "none", "reply lost", "request lost"])
+
+
+def _completing(value: str) -> Callable[[Claim], object]:
+    return lambda attempt: attempt.complete(Encoded(value, "application/json"))
+
+
+_ENDS: dict[tuple[Status, str | None], Callable[[Claim], object]] = {
+    **{(Status.COMPLETED, value): _completing(value) for value in ("1", "null", '""', "[]", _THEIRS)},
+    (Status.FAILED, "{}"): lambda attempt: attempt.fail(Encoded("{}", "application/json"), "boom"),
+    (Status.RELEASED, None): lambda attempt: attempt.release(),
+    (Status.UNKNOWN, None): lambda attempt: attempt.give_up("why"),
+}
+"""By status and result."""
 
 
 class _Clocked(FaultyStore):
@@ -89,6 +100,21 @@ class _Told:
     takeovers: int
     result: str | bytes | None = None
     forget_at: int | None = None
+
+
+def _told_by(record: Record, holder: int) -> _Told:
+    """What a record says, field by field."""
+    return _Told(
+        status=record.status,
+        holder=holder,
+        token=record.fencing_token,
+        lease_until=record.lease_until,
+        fingerprint=record.fingerprint or "",
+        attempts=record.attempts,
+        takeovers=record.takeovers,
+        result=record.result,
+        forget_at=record.expires_at,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +189,7 @@ class StoreMachine(RuleBasedStateMachine):
         record = self.store.get(self.key)
         assert record is not None
         self.count += 1
-        self.told = _Told(
-            record.status,
-            self.holders.get(record.owner, -self.count),
-            record.fencing_token,
-            record.lease_until,
-            record.fingerprint or "",
-            record.attempts,
-            record.takeovers,
-            record.result,
-            record.expires_at,
-        )
+        self.told = _told_by(record, self.holders.get(record.owner, -self.count))
 
     @rule(held=attempts, fault=_FAULTS)
     def renew(self, held: _Held, fault: Fault) -> None:
@@ -186,37 +202,28 @@ class StoreMachine(RuleBasedStateMachine):
         if self.told and told:
             self._wrote(held, replace(told, lease_until=self.clock.now() + LEASE))
 
+    # Only the holder's end is recorded; everybody else gets the result that counts, or nothing.
     @rule(held=consumes(attempts), fault=_FAULTS, value=st.sampled_from(["1", "null", '""', "[]"]))
     def complete(self, held: _Held, fault: Fault, value: str) -> None:
-        """A completion is recorded for the holder; everybody else gets the result that counts, or nothing."""
-        self._end(
-            held, fault, Status.COMPLETED, lambda: held.attempt.complete(Encoded(value, "application/json")), value
-        )
+        self._end(held, fault, Status.COMPLETED, value)
 
     @rule(held=consumes(attempts), fault=_FAULTS)
     def fail(self, held: _Held, fault: Fault) -> None:
-        """So is a failure."""
-        self._end(
-            held, fault, Status.FAILED, lambda: held.attempt.fail(Encoded("{}", "application/json"), "boom"), "{}"
-        )
+        self._end(held, fault, Status.FAILED, "{}")
 
     @rule(held=consumes(attempts), fault=_FAULTS)
     def release(self, held: _Held, fault: Fault) -> None:
-        """Only the holder's release gives the key back."""
-        self._end(held, fault, Status.RELEASED, held.attempt.release, None)
+        self._end(held, fault, Status.RELEASED, None)
 
     @rule(held=consumes(attempts), fault=_FAULTS)
     def give_up(self, held: _Held, fault: Fault) -> None:
-        """Only the holder's word makes an outcome unknown."""
-        self._end(held, fault, Status.UNKNOWN, lambda: held.attempt.give_up("why"), None)
+        self._end(held, fault, Status.UNKNOWN, None)
 
-    def _end(
-        self, held: _Held, fault: Fault, status: Status, act: Callable[[], object], result: str | bytes | None
-    ) -> None:
+    def _end(self, held: _Held, fault: Fault, status: Status, result: str | None) -> None:
         told = self._held_by(held, status)
         self.store.faults.append(fault)
         try:
-            answer = act()
+            answer = _ENDS[status, result](held.attempt)
         except LeaseLost:
             answer = None
         self.store.faults.clear()
@@ -261,7 +268,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not self._may_be_taken_over(told):
             return
         successor = self._granted(self._won(told.fingerprint), told.fingerprint, told)
-        self._end(successor, fault, Status.COMPLETED, lambda: successor.attempt.complete(_RESULT), _RESULT.data)
+        self._end(successor, fault, Status.COMPLETED, _THEIRS)
 
     def _won(self, fingerprint: str) -> Run:
         decision = claim(self.store, self._operation(fingerprint, refuse=False))
@@ -303,25 +310,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert record is None
             return
         assert record is not None
-        assert (
-            record.status,
-            record.fencing_token,
-            record.lease_until,
-            record.fingerprint,
-            record.attempts,
-            record.takeovers,
-            record.result,
-            record.expires_at,
-        ) == (
-            self.told.status,
-            self.told.token,
-            self.told.lease_until,
-            self.told.fingerprint,
-            self.told.attempts,
-            self.told.takeovers,
-            self.told.result,
-            self.told.forget_at,
-        )
+        assert _told_by(record, self.told.holder) == self.told
 
     def teardown(self) -> None:
         """Give back what the store holds open."""
@@ -389,12 +378,6 @@ def run_machine(
     make_store: Callable[[], Store], *, examples: int, steps: int = 40, phases: Collection[Phase] = tuple(Phase)
 ) -> None:
     """Drive fresh stores through random runs.
-
-    Args:
-        make_store: Makes a provisioned store; the machine closes it.
-        examples: How many runs.
-        steps: How many steps each has at most.
-        phases: What hypothesis does; without shrinking a failure is found but not explained.
 
     Raises:
         AssertionError: A reply or the stored record differs from the oracle's.

@@ -6,8 +6,6 @@ from typing import Literal
 
 from celery_idempotent.protocol.policy import Policy
 
-__all__ = ["ALONE", "NOT_ENOUGH", "PROGRAMS", "Declined", "Effect", "Fault", "Program"]
-
 
 class Declined(Exception):
     """What a body raises where a program says so."""

@@ -5,6 +5,8 @@ same on plain Celery, which asks nobody and so knows no shorter way; and on this
 process, which is how it was before claims did: there every death costs the rest of the lease.
 
 A machine that died is a worker that took itself for one of another machine, killed; the next starts here at once.
+
+`celery -A lab.proof.recovery worker`, configured by the environment of `lab.demo.settings` and `SYSTEM`, executes.
 """
 
 from __future__ import annotations
@@ -20,34 +22,54 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from celery import Celery
+from celery import Celery, current_task
+from celery.signals import worker_ready
 
-from celery_idempotent import open_store
+from celery_idempotent import IdempotentTask, Policy, open_store, signals
+from celery_idempotent.engine import processes
 from celery_idempotent.errors import IdempotencyWarning
 from celery_idempotent.protocol.record import Status
-from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import Settings
-from lab.embedded import EmbeddedAws, EmbeddedRedis
 from lab.fleet import Fleet, until
 from lab.folders import temporary_folder
-from lab.proof.recovery_app import SHORT_LEASE, SYSTEM, System, elsewhere, make_app
+from lab.ledger import Ledger, Row
+from lab.servers import Servers
 
-__all__ = ["BROKERS", "Death", "Place", "Recovery", "plan", "run"]
+SYSTEM = "RECOVERY_SYSTEM"
+"""The environment variable that says under which system a worker runs the body."""
 
 CHILDREN = 4
 DEFAULT_LEASE = 60
+SHORT_LEASE = 10
+"""Seconds. A minute, the default, would be all there is to measure where nothing ends a lease before its time."""
+
+VISIBILITY_TIMEOUT = 6
+"""Seconds until a broker gives the messages of a dead worker again."""
+
 _PATIENCE = 120.0
 """Seconds until a worker has started, or an operation has its effect."""
 
 _LONGEST_PAUSE = 0.5
 """Seconds before a kill, at most: it must not keep step with anybody's timer."""
 
+BROKERS: Mapping[str, tuple[str, str]] = {"redis": ("Redis", "redis"), "sqs": ("SQS", "dynamodb")}
+"""By name: how it is called, and the store beside it."""
+
 Progress = Callable[[str], None]
 """Told how far it is, in one line."""
+
+
+class System(StrEnum):
+    """Under what the body runs."""
+
+    PLAIN = "plain Celery, acks_late, reject_on_worker_lost"
+    BEFORE = "celery-idempotent, claims name no process"
+    OURS = "celery-idempotent"
 
 
 class Death(StrEnum):
@@ -60,20 +82,12 @@ class Death(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One death under one system.
-
-    Args:
-        system: Under what the body runs.
-        death: Who dies.
-        rounds: How often.
-        at_once: How many bodies run then.
-        lease: Seconds; None where there is none.
-    """
+    """One death under one system, so many times, of so many bodies at once; the lease is None where there is none."""
 
     system: System
     death: Death
     rounds: int
-    at_once: int
+    at_once: int = CHILDREN
     lease: int | None
 
     @property
@@ -89,16 +103,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What came of it.
-
-    Args:
-        part: What was done.
-        broker: On which broker, and with which store.
-        seconds: For each operation, from the kill to the effect.
-        after_lease: For each operation that must wait for its lease, seconds from the lease's end to the effect.
-        conflicts: Deliveries that met the claim of the dead and were postponed.
-        wrong: Operations that had no effect, or more than one.
-    """
+    """What came of it."""
 
     part: Part
     broker: str
@@ -113,7 +118,8 @@ class Recovery:
         return sum(each < 0 for each in self.after_lease)
 
     def as_json(self) -> dict[str, object]:
-        """As the page reads it."""
+        """As the page reads it; p95 is the smallest that so large a share does not exceed."""
+        p95 = sorted(self.seconds)[math.ceil(0.95 * len(self.seconds)) - 1]
         return {
             "death": self.part.death,
             "system": self.part.system,
@@ -122,7 +128,7 @@ class Recovery:
             "kills": self.part.rounds * (self.part.at_once if self.part.death is Death.CHILD else 1),
             "operations": len(self.seconds),
             "p50": round(median(self.seconds), 2),
-            "p95": round(_nearest(self.seconds, 0.95), 2),
+            "p95": round(p95, 2),
             "max": round(max(self.seconds), 2),
             "after lease": round(min(self.after_lease), 2) if self.after_lease else None,
             "conflicts": self.conflicts,
@@ -131,67 +137,25 @@ class Recovery:
         }
 
 
-def _nearest(values: Sequence[float], share: float) -> float:
-    """The smallest of ``values`` that so large a share of them does not exceed."""
-    return sorted(values)[math.ceil(share * len(values)) - 1]
-
-
 def plan(children: int = 20, workers: int = 4) -> tuple[Part, ...]:
-    """All parts.
-
-    Args:
-        children: How many pool processes are killed where each costs a moment.
-        workers: How many workers are killed.
-    """
+    """All parts: so many pool processes are killed where each costs a moment, and so many workers."""
     some = max(1, workers // 2)
-    part = partial(Part, at_once=CHILDREN)
+    alone, short = partial(Part, rounds=children, at_once=1), partial(Part, rounds=some, lease=SHORT_LEASE)
     return (
-        Part(system=System.OURS, death=Death.CHILD, rounds=children, at_once=1, lease=DEFAULT_LEASE),
-        part(system=System.OURS, death=Death.WORKER, rounds=workers, lease=DEFAULT_LEASE),
-        part(system=System.OURS, death=Death.MACHINE, rounds=some, lease=SHORT_LEASE),
-        part(system=System.BEFORE, death=Death.CHILD, rounds=some, lease=SHORT_LEASE),
-        part(system=System.BEFORE, death=Death.WORKER, rounds=some, lease=SHORT_LEASE),
-        Part(system=System.PLAIN, death=Death.CHILD, rounds=children, at_once=1, lease=None),
-        part(system=System.PLAIN, death=Death.WORKER, rounds=some, lease=None),
+        alone(system=System.OURS, death=Death.CHILD, lease=DEFAULT_LEASE),
+        Part(system=System.OURS, death=Death.WORKER, rounds=workers, lease=DEFAULT_LEASE),
+        short(system=System.OURS, death=Death.MACHINE),
+        short(system=System.BEFORE, death=Death.CHILD),
+        short(system=System.BEFORE, death=Death.WORKER),
+        alone(system=System.PLAIN, death=Death.CHILD, lease=None),
+        Part(system=System.PLAIN, death=Death.WORKER, rounds=some, lease=None),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A broker and a store."""
-
-    label: str
-    broker_url: str
-    store_url: str
-    store_port: int
-
-
-@contextlib.contextmanager
-def _redis() -> Iterator[Place]:
-    with EmbeddedRedis() as server:
-        yield Place("Redis", server.url, server.url, server.port)
-
-
-@contextlib.contextmanager
-def _sqs() -> Iterator[Place]:
-    with EmbeddedAws() as server:
-        yield Place("SQS", server.broker_url, server.store_url("recovery"), server.port)
-
-
-BROKERS: Mapping[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {"redis": _redis, "sqs": _sqs}
-"""By name: Redis (Valkey) with its store in the same server; SQS and DynamoDB (MiniStack)."""
 
 
 def run(
     seed: int, progress: Progress, parts: Sequence[Part] | None = None, brokers: Sequence[str] = tuple(BROKERS)
 ) -> list[Recovery]:
     """Every part on every broker; the brokers at the same time, as nearly all of it is waiting.
-
-    Args:
-        seed: Of the moments of the kills.
-        progress: Told how far it is.
-        parts: Which; all of :func:`plan` if None.
-        brokers: Which.
 
     Raises:
         Timeout: A worker did not start, or an operation never had its effect.
@@ -204,56 +168,46 @@ def run(
 
 
 def _on_broker(name: str, parts: Sequence[Part], seed: int, progress: Progress) -> Iterator[Recovery]:
-    chance = random.Random(f"{seed} {name}")
-    with BROKERS[name]() as place, temporary_folder() as folder:
-        with contextlib.closing(open_store(place.store_url)) as store:
-            store.provision()
+    chance, (label, store) = random.Random(f"{seed} {name}"), BROKERS[name]
+    with temporary_folder() as folder, Servers(store, name, folder) as servers:
+        with contextlib.closing(open_store(servers.store_url)) as opened:
+            opened.provision()
         for number, part in enumerate(parts):
-            own = folder / f"{number}"
+            progress(f"{label}, {part.system}: {part.death}")
+            own, queue = folder / f"{number}", f"recovery-{number}"
             own.mkdir()
-            progress(f"{place.label}, {part.system}: {part.death}")
-            yield _Trial(part, place, own, chance).run()
+            settings = Settings(broker_url=servers.broker_url, store_url=servers.store_url, folder=own, queue=queue)
+            yield _Trial(part, label, settings, chance).run()
 
 
 class _Trial:
     """One part on one broker, with a worker, a queue and a ledger of its own."""
 
-    def __init__(self, part: Part, place: Place, folder: Path, chance: random.Random) -> None:
-        queue = f"recovery-{folder.name}"
-        self._part = part
-        self._place = place
-        self._settings = Settings(broker_url=place.broker_url, store_url=place.store_url, folder=folder, queue=queue)
-        self._chance = chance
-        self._ledger = Ledger(folder / "ledger.jsonl")
+    def __init__(self, part: Part, broker: str, settings: Settings, chance: random.Random) -> None:
+        self._part, self._broker, self._settings, self._chance = part, broker, settings, chance
+        self._ledger = Ledger(settings.folder / "ledger.jsonl")
         self._leases: dict[str, float] = {}
+        environ = {**settings.environ(), SYSTEM: part.system, "PYTHONWARNINGS": "ignore"}
         self._fleet = Fleet(
-            "lab.proof.recovery_app",
-            [queue],
-            children=CHILDREN,
-            environ={**self._settings.environ(), SYSTEM: part.system, "PYTHONWARNINGS": "ignore"},
-            folder=folder,
+            "lab.proof.recovery", [settings.queue], children=CHILDREN, environ=environ, folder=settings.folder
         )
 
     def run(self) -> Recovery:
         """Do it, and measure."""
-        app = make_app(self._part.system, self._settings)
-        with contextlib.closing(app):
-            self._be_elsewhere()
-            with self._fleet:
-                seconds = [each for number in range(self._part.rounds) for each in self._round(app, number)]
+        self._be_elsewhere()
+        with contextlib.closing(_make_app(self._part.system, self._settings)) as app, self._fleet:
+            seconds = [each for number in range(self._part.rounds) for each in self._round(app, number)]
         rows = self._ledger.rows()
-        effects = [row.order for row in rows if row.what == "effect"]
+        effects = [row for row in rows if row.what == "effect"]
+        times = [row.order for row in effects]
+        late = (row.time - self._leases[row.task_id] for row in effects if row.task_id in self._leases)
         return Recovery(
             part=self._part,
-            broker=self._place.label,
+            broker=self._broker,
             seconds=tuple(seconds),
-            after_lease=tuple(
-                row.time - self._leases[row.task_id]
-                for row in rows
-                if row.what == "effect" and row.task_id in self._leases
-            ),
+            after_lease=tuple(late),
             conflicts=sum(row.what == "conflicted" for row in rows),
-            wrong=sum(effects.count(each) != 1 for each in {row.order for row in rows if row.order}),
+            wrong=sum(times.count(each) != 1 for each in {row.order for row in rows if row.order}),
         )
 
     def _round(self, app: Celery, number: int) -> list[float]:
@@ -267,24 +221,22 @@ class _Trial:
         self._until(lambda: operations == sorted(self._of(operations, "run")), "the bodies to begin")
         killed = self._kill(self._of(operations, "run"))
         if self._part.waits_for_lease:
-            self._leases |= self._leases_of_the_dead()
+            # When each lease ends, by the id of its message: nobody renews it any more.
+            with contextlib.closing(open_store(self._settings.store_url)) as store:
+                held = store.scan(status=Status.IN_PROGRESS)
+                self._leases |= {each.task_id: each.lease_until / 1000 for each in held}
         self._until(lambda: operations == sorted(self._of(operations, "effect")), "the effects")
         return [row.time - killed[operation] for operation, row in self._of(operations, "effect").items()]
 
-    def _leases_of_the_dead(self) -> dict[str, float]:
-        """When the lease of each running operation ends, by the id of its message: nobody renews it any more."""
-        with contextlib.closing(open_store(self._place.store_url)) as store:
-            return {each.task_id: each.lease_until / 1000 for each in store.scan(status=Status.IN_PROGRESS)}
-
     def _be_elsewhere(self) -> None:
         if self._part.death is Death.MACHINE:
-            elsewhere(self._settings.folder).touch()
+            _elsewhere(self._settings.folder).touch()
 
     def _kill(self, running: Mapping[str, Row]) -> dict[str, float]:
         """When each of the operations lost its process."""
         time.sleep(self._chance.uniform(0, _LONGEST_PAUSE))
         if self._part.death is not Death.CHILD:
-            elsewhere(self._settings.folder).unlink(missing_ok=True)
+            _elsewhere(self._settings.folder).unlink(missing_ok=True)
             return dict.fromkeys(running, self._kill_worker())
         killed = {}
         for operation, row in running.items():
@@ -308,4 +260,56 @@ class _Trial:
         return {row.order: row for row in reversed(self._rows(what)) if row.order in operations}
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        until(condition, f"{what} ({self._place.label}, {self._part.system}, {self._part.death})", _PATIENCE)
+        until(condition, f"{what} ({self._broker}, {self._part.system}, {self._part.death})", _PATIENCE)
+
+
+def _elsewhere(folder: Path) -> Path:
+    """While this file exists, workers that start believe to be on a machine of their own."""
+    return folder / "elsewhere"
+
+
+def _make_app(system: System, settings: Settings) -> Celery:
+    """An app whose body hangs in its first attempt, until somebody kills it."""
+    app = Celery("recovery", set_as_current=False)
+    app.conf.update(settings.celery())
+    app.conf.broker_transport_options["visibility_timeout"] = VISIBILITY_TIMEOUT
+    ledger = Ledger(settings.folder / "ledger.jsonl")
+
+    def execute(operation: str) -> None:
+        task_id = current_task.request.id
+        ledger.append(Row(what="run", order=operation, task_id=task_id))
+        if not (settings.folder / operation).exists():
+            (settings.folder / operation).touch()
+            time.sleep(600)
+        ledger.append(Row(what="effect", order=operation, task_id=task_id))
+
+    for name, policy in (
+        ("execute", Policy("operation")),
+        ("execute_on_a_short_lease", Policy("operation", lease=SHORT_LEASE)),
+    ):
+        ours: dict[str, Any] = {} if system is System.PLAIN else {"base": IdempotentTask, "idempotent": policy}
+        app.task(name=name, shared=False, **ours)(execute)
+    return app
+
+
+def _observe(ledger: Ledger) -> None:
+    def note(what: str) -> Any:
+        def noted(sender: Any = None, **_: Any) -> None:
+            operation = sender.request.kwargs["operation"] if isinstance(sender, IdempotentTask) else ""
+            ledger.append(Row(what=what, order=operation))
+
+        return noted
+
+    worker_ready.connect(note("ready"), weak=False)
+    signals.conflicted.connect(note("conflicted"), weak=False)
+
+
+if SYSTEM in os.environ:
+    _settings, _system = Settings.from_environ(), System(os.environ[SYSTEM])
+    if _system is System.BEFORE:
+        processes._PROC = Path("/nonexistent")
+    elif _elsewhere(_settings.folder).exists():
+        processes._machine = cache(lambda: "f" * 16)
+    app = _make_app(_system, _settings)
+    app.set_current()
+    _observe(Ledger(_settings.folder / "ledger.jsonl"))

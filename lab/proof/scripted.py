@@ -36,22 +36,6 @@ from celery_idempotent.protocol.store import OutboxMessage, Transaction
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.programs import Declined, Effect, Fault, Program
 
-__all__ = [
-    "ANY",
-    "FENCED_OFF",
-    "START",
-    "Answer",
-    "Call",
-    "Deliveries",
-    "Ended",
-    "Gone",
-    "Look",
-    "Request",
-    "Swap",
-    "arguments_of",
-    "publishers_nonce",
-]
-
 ANY = "*"
 """As the expected revision: write whatever is stored. The library never says it; its mutants do."""
 
@@ -121,13 +105,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a delivery ended.
-
-    Args:
-        reported: What it reported as the operation's outcome.
-        why: How it ended, by the name of what its caller met.
-        has_done: Whether its own body came to its end.
-    """
+    """How a delivery ended."""
 
     reported: str | None
     why: str
@@ -277,11 +255,7 @@ class _WorldStore(MemoryStore):
 
 
 class Deliveries:
-    """The deliveries of one program; each is told by its number, and all are alike.
-
-    Args:
-        program: What each of them does.
-    """
+    """The deliveries of one program; each is told by its number, and all are alike."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -311,12 +285,7 @@ class Deliveries:
             yield
 
     def resume(self, number: int, answers: list[tuple[Any, int]]) -> Request:
-        """What a delivery asks next, or how it ended.
-
-        Args:
-            number: Which one.
-            answers: What it was answered so far, and when, in milliseconds after the start.
-        """
+        """What a delivery asks next, or how it ended."""
         has_time = self._program.policy.deadline is not None
         script = self._script = _Script(number, answers, number * self.apart, has_time=has_time)
         try:

@@ -34,7 +34,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import assert_never
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -44,29 +44,20 @@ from redis import Redis
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
-from lab.demo.ledger import Ledger
-from lab.demo.ledger import Row as LedgerRow
 from lab.demo.queues import queue_length
 from lab.demo.settings import Settings
 from lab.embedded import EmbeddedAws, EmbeddedRabbitMQ, EmbeddedRedis, Server
 from lab.fleet import POLL, Fleet, Freezer, Programs, Timeout, until
-from lab.proof.audit import (
-    Evidence,
-    Judgement,
-    Nemesis,
-    Promise,
-    deliveries,
-    judge,
-    judge_effects,
-    recoveries,
-)
+from lab.ledger import Row as LedgerRow
+from lab.ledger import rows_in
+from lab.proof.audit import Evidence, Nemesis, deliveries, judge, judge_effects, recoveries
 from lab.proof.line import Line
 from lab.proof.soak_settings import LEASE, TICK, celery, doom_file, skew_file
 from lab.proof.table import PLAIN, Row
 from lab.proof.targets import TARGETS, Site, start
+from lab.proof.verdicts import PROMISES as PROMISED
+from lab.proof.verdicts import Promise, Tally, Verdict
 from lab.servers import IMPATIENT
-
-__all__ = ["BROKERS", "STORES", "Kind", "Plan", "Publication", "Strike", "plan", "run", "ticks", "waits_no_more"]
 
 WORKERS = ("soak-0", "soak-1")
 BEATS = ("beat-0", "beat-1")
@@ -77,10 +68,8 @@ RATE = 4.0
 """Operations per second, those of the control included."""
 
 QUIET = 5.0  # seconds between two lines of progress
-EXIT = "worker ended by itself"
+EXIT, EXIT_TAKES = "worker ended by itself", 10.0
 """kombu cannot return a message whose visibility timeout is over, and then the worker ends (celery/kombu)."""
-EXIT_TAKES = 10.0
-CLOCK_SET_BACK = "clock set right again"
 INFINITY = float("inf")
 STARTS_AFTER = 10.0
 """Seconds after the start of the workers at which the publisher begins: as long as they take, about."""
@@ -99,17 +88,14 @@ GRACE_MS = 1_000
 Progress = Callable[[str], None]
 """Told how far it is, in one line."""
 
-BARE = "bare"
-"""The task of plain Celery."""
-
-SCHEDULED = "tick"
-"""The task and the entry of the schedule."""
+BARE, SCHEDULED = "bare", "tick"
+"""The task of plain Celery; and that of the schedule."""
 
 PROMISES = {
-    "keyed": Promise.EXACTLY_ONCE,
-    "plain": Promise.AT_LEAST_ONCE,
-    "refuse": Promise.AT_MOST_ONCE,
-    SCHEDULED: Promise.EXACTLY_ONCE,
+    "keyed": PROMISED["exactly once"],
+    "plain": PROMISED["at least once"],
+    "refuse": PROMISED["at most once"],
+    SCHEDULED: PROMISED["exactly once"],
 }
 """By task of `soak_app`, what is promised for its effect."""
 
@@ -143,49 +129,57 @@ class Kind(StrEnum):
     KILL_PUBLISHER = "publisher killed before its message"
 
 
-WEIGHTS = {
-    Kind.KILL_CHILD: 6,
-    Kind.KILL_WORKER: 2,
-    Kind.STOP_CHILD: 2,
-    Kind.STOP_WORKER: 1,
-    Kind.SKEW_SECONDS: 2,
-    Kind.SKEW_MINUTES: 2,
-    Kind.REFUSE: 2,
-    Kind.HANG: 1,
-    Kind.LOSE_REPLIES: 3,
-    Kind.LOSE_REQUESTS: 1,
-    Kind.KILL_STORE: 6,
-    Kind.KILL_BEAT: 2,
-    Kind.KILL_PUBLISHER: 4,
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """How often a kind strikes in one round, which is shuffled, so that short campaigns meet every kind, too.
+
+    Args:
+        seconds: The bounds of how long it lasts.
+        skew: The bounds, in milliseconds, by which a clock is set wrong, in either direction.
+        ends: Whether somebody has to end it.
+    """
+
+    weight: int
+    seconds: tuple[float, float] = (0, 0)
+    skew: tuple[int, int] = (0, 0)
+    ends: bool = False
+
+
+_STOPPED = (3 * LEASE, 3 * LEASE + 1)
+_DRAWS = {
+    Kind.KILL_CHILD: _Draw(6),
+    Kind.KILL_WORKER: _Draw(2),
+    Kind.STOP_CHILD: _Draw(2, _STOPPED),
+    Kind.STOP_WORKER: _Draw(1, _STOPPED),
+    Kind.SKEW_SECONDS: _Draw(2, (4, 15), (500, 10_000), ends=True),
+    Kind.SKEW_MINUTES: _Draw(2, (4, 15), (60_000, 180_000), ends=True),
+    Kind.REFUSE: _Draw(2, (1, 8), ends=True),
+    Kind.HANG: _Draw(1, (1, 6)),
+    Kind.LOSE_REPLIES: _Draw(3),
+    Kind.LOSE_REQUESTS: _Draw(1),
+    Kind.KILL_STORE: _Draw(6, (0, 2), ends=True),
+    Kind.KILL_BEAT: _Draw(2),
+    Kind.KILL_PUBLISHER: _Draw(4),
 }
-"""Strikes in one round; a round is shuffled, so that short campaigns meet every kind too."""
 
 BROKERS = {"sqs": "SQS", "redis": "Redis", "rabbitmq": "RabbitMQ"}
 """By name, as the table prints it."""
 
+_OF_SERVERS = {
+    *(Kind.KILL_STORE, Kind.REFUSE, Kind.LOSE_REPLIES, Kind.LOSE_REQUESTS),
+    *(Kind.SKEW_SECONDS, Kind.SKEW_MINUTES),
+}
 STORES: Mapping[str, frozenset[Kind]] = {
     "dynamodb": frozenset(Kind) - {Kind.KILL_STORE},
-    "redis": frozenset(Kind),
-    "postgres": frozenset(Kind),
-    "mariadb": frozenset(Kind),
-    "sqlite": frozenset(Kind)
-    - {Kind.KILL_STORE, Kind.REFUSE, Kind.LOSE_REPLIES, Kind.LOSE_REQUESTS, Kind.SKEW_SECONDS, Kind.SKEW_MINUTES},
+    **dict.fromkeys(("redis", "postgres", "mariadb"), frozenset(Kind)),
+    "sqlite": frozenset(Kind) - _OF_SERVERS,
 }
 """By store, what can be done to it and its workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """One message to publish.
-
-    Args:
-        at: When, in seconds from the start.
-        task: Of which task.
-        operation: What it is about.
-        task_id: The message's id, where the publisher does not choose it.
-        seconds: How long the body runs.
-        is_once: Whether it is published by the one who publishes once.
-    """
+    """One message to publish."""
 
     at: float
     task: str
@@ -194,6 +188,14 @@ class Publication:
     seconds: float
     is_once: bool
 
+    @property
+    def task_name(self) -> str:
+        return f"lab.proof.soak_app.{self.task}"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"operation": self.operation, "seconds": self.seconds}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
@@ -201,7 +203,6 @@ class Strike:
 
     Args:
         at: When, in seconds from the start.
-        kind: What.
         seconds: For how long, where it lasts.
         skew: Milliseconds by which a clock is set wrong.
         draw: From 0 to 1; chooses among whoever can be hit.
@@ -212,6 +213,10 @@ class Strike:
     seconds: float
     skew: int
     draw: float
+
+    def among(self, items: Sequence[Any]) -> Any:
+        """The one that is hit."""
+        return items[int(self.draw * len(items))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +242,6 @@ class Plan:
         return {each.operation for each in self.publications if each.task == BARE}
 
 
-_ENDED = {Kind.SKEW_SECONDS, Kind.SKEW_MINUTES, Kind.REFUSE, Kind.KILL_STORE}
-"""What somebody has to end."""
-
 _NAMES_KEY = {"claimed", "conflicted", "replayed", "outcome_unknown"}
 """Rows that tell an operation's key."""
 
@@ -257,12 +259,15 @@ def _publications(seconds: float, chance: random.Random) -> Iterator[Publication
     for number in range(round(seconds * RATE)):
         task = _LOADED[number % len(_LOADED)]
         first = uuid.UUID(int=chance.getrandbits(128)).hex
+        # Every twentieth outlives lease and visibility timeout. Not so of plain Celery: nobody holds its message, and
+        # SQS deletes none that came again meanwhile, so a long body would run again and again for ever.
+        bounds = chance.choices(((0.02, 0.4), (1, 4), (11, 14)), (80, 15, 5))[0] if task != BARE else (0.02, 0.4)
         original = Publication(
             at=number / RATE,
             task=task,
             operation=f"{task}-{number:05}",
             task_id=first,
-            seconds=_length(chance) if task != BARE else _short(chance),
+            seconds=round(chance.uniform(*bounds), 3),
             is_once=task != BARE and number // len(_LOADED) % 2 == 1,
         )
         yield original
@@ -273,59 +278,18 @@ def _publications(seconds: float, chance: random.Random) -> Iterator[Publication
             yield replace(original, at=original.at + later, task_id=again)
 
 
-def _short(chance: random.Random) -> float:
-    """Seconds a body of plain Celery takes: nobody holds its message, and SQS deletes none that came again meanwhile.
-
-    Longer than its visibility timeout, it would run again and again for ever.
-    """
-    return round(chance.uniform(0.02, 0.4), 3)
-
-
-def _length(chance: random.Random) -> float:
-    """Seconds a body takes; every twentieth outlives lease and visibility timeout."""
-    lowest, highest = chance.choices(((0.02, 0.4), (1, 4), (11, 14)), (80, 15, 5))[0]
-    return round(chance.uniform(lowest, highest), 3)
-
-
 def _strikes(seconds: float, chance: random.Random, kinds: Collection[Kind]) -> Iterator[Strike]:
     at = 2.0
     while True:
-        round_ = [kind for kind, weight in WEIGHTS.items() if kind in kinds for _ in range(weight)]
+        round_ = [kind for kind, draw in _DRAWS.items() if kind in kinds for _ in range(draw.weight)]
         chance.shuffle(round_)
         for kind in round_:
             if at >= seconds:
                 return
-            yield Strike(
-                at=at, kind=kind, seconds=_duration(kind, chance), skew=_skew(kind, chance), draw=chance.random()
-            )
+            draw = _DRAWS[kind]
+            skew = chance.choice((-1, 1)) * round(chance.uniform(*draw.skew))
+            yield Strike(at=at, kind=kind, seconds=chance.uniform(*draw.seconds), skew=skew, draw=chance.random())
             at += chance.uniform(1, 4)
-
-
-def _duration(kind: Kind, chance: random.Random) -> float:
-    match kind:
-        case Kind.STOP_CHILD | Kind.STOP_WORKER:
-            return 3 * LEASE + chance.uniform(0, 1)
-        case Kind.SKEW_SECONDS | Kind.SKEW_MINUTES:
-            return chance.uniform(4, 15)
-        case Kind.REFUSE:
-            return chance.uniform(1, 8)
-        case Kind.HANG:
-            return chance.uniform(1, 6)
-        case Kind.KILL_STORE:
-            return chance.uniform(0, 2)
-        case _:
-            return 0.0
-
-
-def _skew(kind: Kind, chance: random.Random) -> int:
-    direction = chance.choice((-1, 1))
-    match kind:
-        case Kind.SKEW_SECONDS:
-            return direction * chance.randrange(500, 10_000)
-        case Kind.SKEW_MINUTES:
-            return direction * chance.randrange(60_000, 180_000)
-        case _:
-            return 0
 
 
 def run(
@@ -338,102 +302,96 @@ def run(
 ) -> list[Row]:
     """Run one campaign: a row per task, the last one of the control.
 
-    Args:
-        minutes: How long the nemeses strike; quieting down takes one or two more.
-        seed: Chooses load and nemeses.
-        progress: Told how far it is, and every broken rule.
-        store: The kind of store, one of :data:`STORES`.
-        broker: One of :data:`BROKERS`.
-        folder: A new folder for ledgers and logs, which is kept; default: one that is kept only if a rule broke.
-
     Raises:
         Timeout: The workers did not start.
     """
     place = folder or Path(tempfile.mkdtemp(prefix="celery-idempotent-soak-"))
     place.mkdir(parents=True, exist_ok=True)
-    keep = folder is not None
+    is_kept = True
     try:
-        result = _campaign(minutes, seed, place, progress, store, broker)
-        for judgement in result.judgements:
-            for rule in judgement.broken:
-                keep = True
-                progress(f"BROKEN {judgement.operation} ({judgement.promise}): {rule}")
-        return [*(result.row(task) for task in PROMISES), result.control()]
-    except Exception:
-        keep = True
-        raise
+        rows, verdicts = _campaign(minutes, seed, place, progress, store, broker)
+        for verdict in verdicts:
+            for rule in verdict.problems:
+                progress(f"BROKEN {verdict.task} ({verdict.promise}): {rule}")
+        is_kept = folder is not None or any(each.problems for each in verdicts)
+        return rows
     finally:
-        if keep:
+        if is_kept:
             progress(f"ledgers and logs are in {place}")
         else:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store: str, broker: str) -> _Result:
+def _campaign(
+    minutes: float, seed: int, folder: Path, progress: Progress, store: str, broker: str
+) -> tuple[list[Row], list[Verdict]]:
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         aws = stack.enter_context(EmbeddedAws())
-        queues = _broker(broker, aws)
-        if queues is not aws:
-            stack.enter_context(queues)
+        queues: Any = aws
+        if broker != "sqs":
+            other: Any = EmbeddedRedis() if broker == "redis" else EmbeddedRabbitMQ(settings=IMPATIENT)
+            queues = stack.enter_context(other)
         site = Site(aws.store_url("soak")) if store == "dynamodb" else stack.enter_context(start(store))
         opened = stack.enter_context(contextlib.closing(open_store(site.url)))
         opened.provision()
-        line = None if store == "sqlite" else stack.enter_context(_line_to(site.url))
+        address = urlsplit(site.url)
+        line = Line(str(address.hostname), address.port or 0, r"proof\.soak_app\.(\w+)") if address.port else None
+        if line:
+            stack.enter_context(line)
         freezer = Freezer()
         stack.callback(freezer.thaw)
         settings = Settings(
-            broker_url=queues.url if isinstance(queues, EmbeddedRedis) else queues.broker_url,
+            broker_url=queues.url if broker == "redis" else queues.broker_url,
             store_url=line.on_the_way_to(site.url) if line else site.url,
             folder=folder,
             queue=QUEUE,
         )
-        fleet = Fleet("lab.proof.soak_app", WORKERS, children=CHILDREN, environ=settings.environ(), folder=folder)
+        environ = settings.environ()
+        fleet = Fleet("lab.proof.soak_app", WORKERS, children=CHILDREN, environ=environ, folder=folder)
         stack.enter_context(fleet)
-        senders = stack.enter_context(_Senders((minutes, seed, store), environ=settings.environ(), folder=folder))
+        senders = stack.enter_context(_Senders((minutes, seed, store), environ=environ, folder=folder))
         planned = plan(minutes, seed, store)
-        hosts: set[Server] = {aws, queues}
-        soak = _Soak(planned, hosts, site, opened, line, freezer, fleet, senders, settings, progress)
+        soak = _Soak(planned, {aws, queues}, site, opened, line, freezer, fleet, senders, settings, progress)
         evidence = soak.run()
-    return _Result(
-        store=TARGETS[store].label,
-        broker=BROKERS[broker],
-        evidence=evidence,
-        judgements=judge(evidence),
-        bare=judge_effects(dict.fromkeys(planned.bare, Promise.EXACTLY_ONCE), evidence.rows),
-        requests=soak.requests if line else None,
-        healed=line.healed if line else None,
-        minutes=minutes,
-        seconds=time.monotonic() - began,
-        seed=seed,
-    )
+    verdicts = judge(evidence)
+    common: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": seed, "extra_requests": None}
+    common["faults"] = dict(Counter(nemesis.kind for nemesis in evidence.nemeses))
+    bare = judge_effects(dict.fromkeys(planned.bare, PROMISED["exactly once"]), evidence.rows)
+    hit = {each.operation for each in deliveries(evidence.rows) if any(map(each.is_hit_by, evidence.nemeses))}
+    bare = [replace(each, faults={"hit": each.task in hit}) for each in bare]
+
+    def row(task: str, found: Iterable[Verdict], **more: Any) -> Row:
+        """What became of the operations of one task."""
+        tally = Tally()
+        for verdict in found:
+            tally.add(verdict)
+        what = Counter(each.what for each in evidence.rows if each.task == task)
+        campaign = f"soak on {BROKERS[broker]}: {CAMPAIGNS[task]}, {minutes:g} min"
+        counted = {"deliveries": what["delivery"], "takeovers": what["taken_over"]}
+        counted["not_published"] = what["publish_skipped"]
+        (one,) = tally.rows(store=TARGETS[store].label, campaign=campaign, **common)
+        return replace(one, **{**counted, **more})
+
+    def ours(task: str) -> Row:
+        found = [each for each in verdicts if each.task.startswith(task)]
+        extra = line and round(soak.requests[task] / len(found) - 2, 2)
+        healed = line and line.healed.get(task, 0)
+        return row(task, found, healed=healed, recovery=_recovery(evidence, task), extra_requests=extra)
+
+    return [*map(ours, PROMISES), row(BARE, bare, system=PLAIN, store="none", healed=None)], verdicts
 
 
-def _line_to(url: str) -> Line:
-    address = urlsplit(url)
-    assert address.hostname is not None
-    assert address.port is not None
-    return Line(address.hostname, address.port, r"proof\.soak_app\.(\w+)")
-
-
-def _broker(name: str, aws: EmbeddedAws) -> EmbeddedAws | EmbeddedRedis | EmbeddedRabbitMQ:
-    match name:
-        case "sqs":
-            return aws
-        case "redis":
-            return EmbeddedRedis()
-        case _:
-            return EmbeddedRabbitMQ(settings=IMPATIENT)
+def _recovery(evidence: Evidence, task: str) -> tuple[float, float, float] | None:
+    kills = [each for each in evidence.nemeses if each.kind in {Kind.KILL_CHILD, Kind.KILL_WORKER}]
+    took = [each / LEASE for each in sorted(recoveries(evidence, kills, task))]
+    if not took:
+        return None
+    return round(took[len(took) // 2], 2), round(took[int(len(took) * 0.95)], 2), round(took[-1], 2)
 
 
 class _Senders(Programs):
-    """The beats, and the publisher of what is published once.
-
-    Args:
-        planned: Minutes, seed and store of the plan.
-        environ: What they read.
-        folder: For logs and schedules.
-    """
+    """The beats, and the publisher of what is published once; `planned` is minutes, seed and store of the plan."""
 
     def __init__(self, planned: tuple[float, int, str], *, environ: Mapping[str, str], folder: Path) -> None:
         super().__init__((*BEATS, PUBLISHER), environ=environ, folder=folder)
@@ -465,8 +423,7 @@ class _Soak:
     nemeses: list[Nemesis] = field(default_factory=list)
     requests: Counter[str] = field(default_factory=Counter)
     _skewed: dict[str, Strike] = field(default_factory=dict)
-    _refusing: dict[Strike, tuple[float, contextlib.ExitStack]] = field(default_factory=dict)
-    _dead_since: dict[Strike, float] = field(default_factory=dict)
+    _under_way: dict[Strike, tuple[float, contextlib.ExitStack]] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
     _shown: float = -INFINITY
 
@@ -500,10 +457,7 @@ class _Soak:
         with app.producer_or_acquire() as producer:
 
             def publish(each: Publication) -> None:
-                arguments = {"operation": each.operation, "seconds": each.seconds}
-                app.send_task(
-                    f"lab.proof.soak_app.{each.task}", kwargs=arguments, task_id=each.task_id, producer=producer
-                )
+                app.send_task(each.task_name, kwargs=each.arguments, task_id=each.task_id, producer=producer)
 
             yield publish
         app.close()
@@ -511,9 +465,8 @@ class _Soak:
     def _play(self, publish: Callable[[Publication], None]) -> None:
         agenda = [(each.at, partial(publish, each)) for each in self.planned.publications if not each.is_once]
         agenda += [(each.at, partial(self._strike, each)) for each in self.planned.strikes]
-        agenda += [
-            (each.at + each.seconds, partial(self._end, each)) for each in self.planned.strikes if each.kind in _ENDED
-        ]
+        ended = [each for each in self.planned.strikes if _DRAWS[each.kind].ends]
+        agenda += [(each.at + each.seconds, partial(self._end, each)) for each in ended]
         agenda.sort(key=lambda each: each[0])
         started = time.monotonic()
         for at, act in agenda:
@@ -530,55 +483,49 @@ class _Soak:
             self._show("delivering everything once more")
 
     def _strike(self, strike: Strike) -> None:
+        worker = strike.among(self.fleet.names)
         match strike.kind:
-            case Kind.KILL_CHILD:
+            case Kind.KILL_CHILD | Kind.STOP_CHILD:
                 pid = self._busy_child(strike)
-                if pid is not None:
+                if pid is None:
+                    return
+                if strike.kind is Kind.KILL_CHILD:
                     os.kill(pid, signal.SIGKILL)
-                    self._note(strike.kind, pids={pid})
+                else:
+                    self.freezer.freeze(strike.seconds, pid)
+                self._note(strike.kind, strike.seconds, pids={pid})
             case Kind.KILL_WORKER:
-                worker = self._worker(strike)
                 if self._fetches_nothing(worker):
                     self._killed.add(worker)
                     self._note(strike.kind, pids=self._pool(worker))
                     os.killpg(self.fleet.group(worker), signal.SIGKILL)
-            case Kind.STOP_CHILD:
-                pid = self._busy_child(strike)
-                if pid is not None:
-                    self.freezer.freeze(strike.seconds, pid)
-                    self._note(strike.kind, strike.seconds, pids={pid})
             case Kind.STOP_WORKER:
-                worker = self._worker(strike)
                 self.freezer.freeze(strike.seconds, -self.fleet.group(worker))
                 self._note(strike.kind, strike.seconds, pids=self._pool(worker))
             case Kind.SKEW_SECONDS | Kind.SKEW_MINUTES:
-                worker = self._worker(strike)
                 self._skewed[worker] = strike
                 self._set_clock(worker, strike.skew, strike.kind)
             case Kind.REFUSE:
-                self._refusing[strike] = (time.time(), contextlib.ExitStack())
-                self._refusing[strike][1].enter_context(self._line.down())
+                self._under_way[strike] = (time.time(), contextlib.ExitStack())
+                self._under_way[strike][1].enter_context(self._line.down())
             case Kind.HANG:
                 self._hang(strike)
-            case Kind.LOSE_REPLIES:
-                self._line.lose_reply()
-                self._note(strike.kind, pids=())
-            case Kind.LOSE_REQUESTS:
-                self._line.lose_request()
+            case Kind.LOSE_REPLIES | Kind.LOSE_REQUESTS:
+                self._line.lose("reply lost" if strike.kind is Kind.LOSE_REPLIES else "request lost")
                 self._note(strike.kind, pids=())
             case Kind.KILL_STORE:
-                if not self._dead_since:
-                    self._dead_since[strike] = time.time()
-                    self._server.kill()
+                if not any(each.kind is Kind.KILL_STORE for each in self._under_way):
+                    assert self.site.server is not None
+                    self._under_way[strike] = (time.time(), contextlib.ExitStack())
+                    self._under_way[strike][1].callback(self.site.server.revive)
+                    self.site.server.kill()
             case Kind.KILL_BEAT:
-                if self._beating() == set(BEATS):
-                    os.killpg(self.senders.group(BEATS[int(strike.draw * len(BEATS))]), signal.SIGKILL)
+                if self._named("beating") == set(BEATS):
+                    os.killpg(self.senders.group(strike.among(BEATS)), signal.SIGKILL)
                     self._note(strike.kind, pids=())
             case Kind.KILL_PUBLISHER:
                 doom_file(self.settings.folder).touch()
                 self._note(strike.kind, pids=())
-            case unreachable:
-                assert_never(unreachable)
 
     def _fetches_nothing(self, worker: str) -> bool:
         """Whether the worker may be killed; one that fetches from a Redis is stopped while it waits for a message."""
@@ -600,17 +547,13 @@ class _Soak:
         return True
 
     def _end(self, strike: Strike) -> None:
-        if strike in self._refusing:
-            began, down = self._refusing.pop(strike)
-            down.close()
-            self.nemeses.append(Nemesis(kind=strike.kind, began=began, ended=time.time()))
-        if strike in self._dead_since:
-            self._server.revive()
-            began = self._dead_since.pop(strike)
+        if strike in self._under_way:
+            began, lasting = self._under_way.pop(strike)
+            lasting.close()
             self.nemeses.append(Nemesis(kind=strike.kind, began=began, ended=time.time()))
         for worker in [worker for worker, latest in self._skewed.items() if latest is strike]:
             del self._skewed[worker]
-            self._set_clock(worker, 0, CLOCK_SET_BACK)
+            self._set_clock(worker, 0, "clock set right again")
 
     def _hang(self, strike: Strike) -> None:
         """Stop store and broker; a store without a server hangs if somebody keeps its file locked."""
@@ -625,11 +568,6 @@ class _Soak:
     def _line(self) -> Line:
         assert self.line is not None
         return self.line
-
-    @property
-    def _server(self) -> Server:
-        assert self.site.server is not None
-        return self.site.server
 
     def _set_clock(self, worker: str, skew: int, kind: str) -> None:
         path = skew_file(self.settings.folder, worker)
@@ -649,9 +587,6 @@ class _Soak:
         who = None if pids is None else frozenset(pids)
         self.nemeses.append(Nemesis(kind=kind, began=now, ended=now + seconds, pids=who))
 
-    def _worker(self, strike: Strike) -> str:
-        return self.fleet.names[int(strike.draw * len(self.fleet.names))]
-
     def _busy_child(self, strike: Strike) -> int | None:
         """A pool process with a delivery in it, or any, if there is no such."""
         rows = self._rows()
@@ -660,7 +595,7 @@ class _Soak:
         for pids in (busy, idle):
             alive = [pid for pid in pids if self.fleet.owns(pid)]
             if alive:
-                return alive[int(strike.draw * len(alive))]
+                return int(strike.among(alive))
         return None
 
     def _pool(self, worker: str) -> frozenset[int]:
@@ -713,12 +648,13 @@ class _Soak:
         self._supervise()
         return sum(row.what == "published" for row in self._rows()) >= len(self.planned.published_once)
 
-    def _beating(self) -> set[str]:
-        """The beats that have read their schedule and are alive."""
-        return {row.task for row in self._rows() if row.what == "beating" and self.senders.owns(row.pid)}
+    def _named(self, what: str) -> set[str]:
+        """The programs that have said so and are alive."""
+        said = [row for row in self._rows() if row.what == what]
+        return {row.task for row in said if self.senders.owns(row.pid) or self.fleet.owns(row.pid)}
 
     def _is_ready(self) -> bool:
-        return {row.task for row in self._rows() if row.what == "ready"} == set(self.fleet.names)
+        return self._named("ready") == set(self.fleet.names)
 
     def _show(self, where: str) -> None:
         if time.monotonic() - self._shown >= QUIET:
@@ -727,15 +663,13 @@ class _Soak:
             self.progress(f"{where}; {what['delivery']} deliveries, {len(self.nemeses)} strikes")
 
     def _rows(self) -> list[LedgerRow]:
-        return [row for name in ("ledger", "bank") for row in Ledger(self.settings.folder / f"{name}.jsonl").rows()]
+        return rows_in(self.settings.folder)
 
 
 def ticks(rows: Iterable[LedgerRow], end: float) -> dict[str, Promise]:
     """What is promised for each tick, from the first that came on, whether it came or not.
 
-    Args:
-        rows: The ledger.
-        end: When the beats were stopped; what was due shortly before may not have been sent.
+    What was due shortly before ``end``, when the beats were stopped, may not have been sent.
     """
     sent = [row.order for row in rows if row.what == "delivery" and row.task == SCHEDULED]
     first = min((datetime.fromisoformat(each.partition("@")[2]).timestamp() for each in sent), default=end)
@@ -760,82 +694,3 @@ def _keep_locked(path: str, seconds: float) -> None:
             time.sleep(seconds)
 
     threading.Thread(target=hold, daemon=True).start()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    """What a campaign leaves behind, before it is a row."""
-
-    store: str
-    broker: str
-    evidence: Evidence
-    judgements: Sequence[Judgement]
-    bare: Sequence[Judgement]
-    requests: Mapping[str, int] | None
-    healed: Mapping[str, int] | None
-    minutes: float
-    seconds: float
-    seed: int
-
-    def row(self, task: str) -> Row:
-        """What became of the operations of one task."""
-        ours = [each for each in self.judgements if each.operation.startswith(task)]
-        what = Counter(row.what for row in self.evidence.rows if row.task == task)
-        return Row(
-            system="celery-idempotent",
-            store=self.store,
-            promise=PROMISES[task],
-            campaign=f"soak on {self.broker}: {CAMPAIGNS[task]}, {self.minutes:g} min",
-            tasks=len(ours),
-            faulted=sum(each.is_faulted for each in ours),
-            deliveries=what["delivery"],
-            faults=dict(Counter(nemesis.kind for nemesis in self.evidence.nemeses)),
-            takeovers=what["taken_over"],
-            healed=None if self.healed is None else self.healed.get(task, 0),
-            effects_0=sum(not each.effects and not each.is_unknown for each in ours),
-            effects_1=sum(each.effects == 1 for each in ours),
-            effects_2=sum(each.effects > 1 for each in ours),
-            unknown=sum(each.is_unknown for each in ours),
-            unexplained=sum(each.is_unexplained for each in ours),
-            stuck=sum(each.is_stuck for each in ours),
-            violations=sum(bool(each.broken) for each in ours),
-            not_published=what["publish_skipped"],
-            recovery=self._recovery(task),
-            extra_requests=None if self.requests is None else round(self.requests.get(task, 0) / len(ours) - 2, 2),
-            seconds=round(self.seconds, 1),
-            seed=self.seed,
-        )
-
-    def control(self) -> Row:
-        """What became of the operations of plain Celery."""
-        rows = [row for row in self.evidence.rows if row.task == BARE]
-        hit = {
-            each.operation
-            for each in deliveries(self.evidence.rows)
-            if any(each.is_hit_by(nemesis) for nemesis in self.evidence.nemeses)
-        }
-        return Row(
-            system=PLAIN,
-            store="none",
-            promise=Promise.EXACTLY_ONCE,
-            campaign=f"soak on {self.broker}: {CAMPAIGNS[BARE]}, {self.minutes:g} min",
-            tasks=len(self.bare),
-            faulted=sum(each.operation in hit for each in self.bare),
-            deliveries=sum(row.what == "delivery" for row in rows),
-            faults=dict(Counter(nemesis.kind for nemesis in self.evidence.nemeses)),
-            healed=None,
-            effects_0=sum(not each.effects for each in self.bare),
-            effects_1=sum(each.effects == 1 for each in self.bare),
-            effects_2=sum(each.effects > 1 for each in self.bare),
-            violations=sum(bool(each.broken) for each in self.bare),
-            seconds=round(self.seconds, 1),
-            seed=self.seed,
-        )
-
-    def _recovery(self, task: str) -> tuple[float, float, float] | None:
-        kills = [each for each in self.evidence.nemeses if each.kind in {Kind.KILL_CHILD, Kind.KILL_WORKER}]
-        took = sorted(recoveries(self.evidence, kills, task))
-        if not took:
-            return None
-        middle, late = took[len(took) // 2], took[int(len(took) * 0.95)]
-        return round(middle / LEASE, 2), round(late / LEASE, 2), round(took[-1] / LEASE, 2)

@@ -15,12 +15,10 @@ from typing import Any
 
 from celery.signals import before_task_publish
 
-from lab.demo.ledger import Row
-from lab.proof.soak import Publication, plan
+from lab.ledger import Row
+from lab.proof.soak import plan
 from lab.proof.soak_app import app, ledger, settings
 from lab.proof.soak_settings import doom_file
-
-__all__ = ["main"]
 
 
 def main(minutes: float, seed: int, store: str, started: float) -> None:
@@ -29,14 +27,9 @@ def main(minutes: float, seed: int, store: str, started: float) -> None:
     for number, each in enumerate(plan(minutes, seed, store).published_once):
         if str(number) not in published:
             time.sleep(max(0.0, started + each.at - time.time()))
-            _publish(each)
+            app.tasks[each.task_name].apply_async(kwargs=each.arguments)
             ledger.append(Row(what="published", order=each.operation, reference=str(number)))
     signal.pause()  # until it is stopped: whoever ends is started again
-
-
-def _publish(each: Publication) -> None:
-    arguments = {"operation": each.operation, "seconds": each.seconds}
-    app.tasks[f"lab.proof.soak_app.{each.task}"].apply_async(kwargs=arguments)
 
 
 @before_task_publish.connect

@@ -7,8 +7,6 @@ from typing import Any
 
 from lab.demo.settings import Settings
 
-__all__ = ["BACKOFF", "LEASE", "LONGEST_DELAY", "TICK", "VISIBILITY_TIMEOUT", "celery", "doom_file", "skew_file"]
-
 LEASE = 3.0
 BACKOFF = 0.5
 LONGEST_DELAY = 4.0

@@ -30,16 +30,12 @@ from celery_idempotent import AtMostOnce, IdempotentTask, Policy, clock, current
 from celery_idempotent.engine import loops
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.engine.heartbeat import heartbeat
-from celery_idempotent.protocol.operation import Operation, Run, abandoned
+from celery_idempotent.protocol.operation import Operation, abandoned
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.table import CONTROL, Row
-
-__all__ = ["CAMPAIGN", "KINDS", "Found", "attack", "run", "switched_off"]
-
-CAMPAIGN = "a strike at every line"
 
 _PATIENCE = 5.0
 """Seconds for a thread to end."""
@@ -130,25 +126,18 @@ class Stage:
         self.app.conf.update(idempotency_store=store, task_acks_late=True, task_reject_on_worker_lost=True)
         self.effects: Counter[str] = Counter()
         self.seen: set[str] = set()
+        self.count: Callable[[str], int] = self.effects.__getitem__
+        """How often an order was charged."""
 
     def charge(self, order: str) -> str:
         """The effect; a receiver without a memory."""
         self.effects[order] += 1
         return "charged"
 
-    def task(self, body: Callable[..., Any], **policy: Any) -> Any:
-        """A task whose body gets itself and the order."""
-        options = {"name": body.__name__, "shared": False, "idempotent": Policy("order", **policy)}
-        return self.app.task(base=IdempotentTask, bind=True, **options)(body)
-
-    def count(self, order: str) -> int:
-        """How often it was charged."""
-        return self.effects[order]
-
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of call: what makes one for an order, its key, and what is promised of effects.
+    """A kind of call: what makes one for an order, its key, and how many effects are promised at most.
 
     ``call`` returns or raises as the delivery ended. ``before`` is what the order has been through by then.
     """
@@ -161,44 +150,32 @@ class Kind:
     is_protected: bool = True
 
 
-def _delivered(task: Any) -> Callable[[str], Any]:
+def _of_task(stage: Stage, body: Callable[..., Any], most: int = 2, **policy: Any) -> Kind:
+    """A task whose body gets the order."""
+
+    def run(self: Any, order: str) -> Any:
+        return body(order)
+
+    options = {"name": "charge", "shared": False, "idempotent": Policy("order", **policy)}
+    task: Any = stage.app.task(base=IdempotentTask, bind=True, **options)(run)
+    is_protected = policy.get("mode") != "observe"
+    return Kind(
+        stage, task.idempotency_key_for, _applied(task, lambda order: (order,)), most, is_protected=is_protected
+    )
+
+
+def _applied(task: Any, arguments: Callable[[str], tuple[Any, ...]], **options: Any) -> Callable[[str], Any]:
     def call(order: str) -> Any:
-        result = task.apply((order,))
-        if isinstance(result.result, BaseException):
-            raise result.result
-        return result.result
+        result = task.apply(arguments(order), **options).result
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     return call
 
 
-def _of_task(stage: Stage, body: Callable[..., Any], most: int = 2, **policy: Any) -> Kind:
-    task = stage.task(body, **policy)
-    return Kind(stage, task.idempotency_key_for, _delivered(task), most, is_protected=policy.get("mode") != "observe")
-
-
-def _returns(stage: Stage) -> Kind:
-    def returns(self: Any, order: str) -> str:
-        return stage.charge(order)
-
-    return _of_task(stage, returns)
-
-
-def _refused(stage: Stage) -> Kind:
-    def refused(self: Any, order: str) -> str:
-        return stage.charge(order)
-
-    return _of_task(stage, refused, most=1, on_takeover="refuse")
-
-
-def _observed(stage: Stage) -> Kind:
-    def observed(self: Any, order: str) -> str:
-        return stage.charge(order)
-
-    return _of_task(stage, observed, most=99, mode="observe")
-
-
 def _raises(stage: Stage) -> Kind:
-    def raises(self: Any, order: str) -> None:
+    def raises(order: str) -> None:
         stage.charge(order)
         raise Spent(order)
 
@@ -206,7 +183,7 @@ def _raises(stage: Stage) -> Kind:
 
 
 def _releases(stage: Stage) -> Kind:
-    def releases(self: Any, order: str) -> str:
+    def releases(order: str) -> str:
         if order not in stage.seen:
             stage.seen.add(order)
             raise Declined(order)
@@ -215,22 +192,15 @@ def _releases(stage: Stage) -> Kind:
     return _of_task(stage, releases)
 
 
-def _step(stage: Stage) -> Kind:
-    def step(self: Any, order: str) -> Any:
+def _step(stage: Stage, **policy: Any) -> Kind:
+    def step(order: str) -> Any:
         return current_attempt().step("charge", lambda step: stage.charge(order))
 
-    return _of_task(stage, step)
-
-
-def _refused_step(stage: Stage) -> Kind:
-    def refused_step(self: Any, order: str) -> Any:
-        return current_attempt().step("charge", lambda step: stage.charge(order))
-
-    return _of_task(stage, refused_step, most=1, effects={"charge": AtMostOnce()})
+    return _of_task(stage, step, **policy)
 
 
 def _fenced_step(stage: Stage) -> Kind:
-    def fenced_step(self: Any, order: str) -> Any:
+    def fenced_step(order: str) -> Any:
         return current_attempt().fenced_step(
             "charge",
             fence=lambda step: None,
@@ -242,21 +212,34 @@ def _fenced_step(stage: Stage) -> Kind:
 
 
 def _commit(stage: Stage) -> Kind:
-    def commit(self: Any, order: str) -> Any:
+    def commit(order: str) -> Any:
         return current_attempt().commit("charged", [{"order": order}])
 
-    class Committed(Stage):
-        def count(self, order: str) -> int:
-            return sum(each["order"] == order for each in store.committed)
-
-    store = MemoryStore()
-    stage = Committed(store)
+    store: Any = stage.store
+    stage.count = lambda order: sum(each["order"] == order for each in store.committed)
     return _of_task(stage, commit, most=1)
 
 
-def _key_of(function: Any) -> Callable[[str], str]:
-    key_for: Callable[[str], str] = function.idempotency_key_for
-    return key_for
+def _transaction(stage: Stage) -> Kind:
+    ledger = Table("ledger", MetaData(), Column("charged", String(40)))
+    url = f"sqlite:///{tempfile.mkdtemp()}/strikes.db"
+    engine = create_engine(url)
+
+    def count(order: str) -> int:
+        with engine.begin() as connection:
+            asked = select(func.count()).where(ledger.c.charged == order)
+            return connection.execute(asked).scalar_one()
+
+    def transaction(order: str) -> Any:
+        with current_attempt().transaction() as tx:
+            tx.execute(insert(ledger).values(charged=order))
+            return tx.done("charged")
+
+    stage = Stage(open_store(url + "?timeout=0.1"))
+    stage.count = count
+    stage.store.provision()
+    ledger.create(engine)
+    return _of_task(stage, transaction, most=1)
 
 
 def _function(stage: Stage) -> Kind:
@@ -264,7 +247,8 @@ def _function(stage: Stage) -> Kind:
     def function(order: str) -> str:
         return stage.charge(order)
 
-    return Kind(stage, _key_of(function), function)
+    guarded: Any = function
+    return Kind(stage, guarded.idempotency_key_for, function)
 
 
 def _coroutine(stage: Stage) -> Kind:
@@ -280,7 +264,8 @@ def _coroutine(stage: Stage) -> Kind:
             sys.settrace(None)
             await asyncio.to_thread(_join_deliveries)  # while the loop goes on
 
-    return Kind(stage, _key_of(coroutine), lambda order: asyncio.run(call(order)))
+    guarded: Any = coroutine
+    return Kind(stage, guarded.idempotency_key_for, lambda order: asyncio.run(call(order)))
 
 
 def _join_deliveries() -> None:
@@ -293,19 +278,14 @@ def _join_deliveries() -> None:
 
 
 def _item(stage: Stage) -> Kind:
-    def item(self: Any, order: str) -> str:
-        return stage.charge(order)
-
-    task = stage.task(item)
+    kind = _of_task(stage, stage.charge)
+    task = stage.app.tasks["charge"]
 
     def call(order: str) -> Any:
         # The same message each time, as a redelivery is.
-        result = task.map([order]).apply(task_id=f"map of {order}")
-        if isinstance(result.result, BaseException):
-            raise result.result
-        return result.result
+        return _applied(task.map([order]), lambda order: (), task_id=f"map of {order}")(order)
 
-    return Kind(stage, task.idempotency_key_for, call)
+    return replace(kind, call=call)
 
 
 def _recursion(stage: Stage) -> Kind:
@@ -313,56 +293,50 @@ def _recursion(stage: Stage) -> Kind:
     def recursion(order: str, *, depth: int = 2) -> str:
         return recursion(order, depth=depth - 1) if depth else stage.charge(order)
 
-    return Kind(stage, _key_of(recursion), recursion)
+    guarded: Any = recursion
+    return Kind(stage, guarded.idempotency_key_for, recursion)
 
 
 def _recursive_task(stage: Stage) -> Kind:
-    def recursive_task(self: Any, order: str, depth: int = 2) -> Any:
-        return self(order, depth - 1) if depth else stage.charge(order)
+    running: list[str] = []
 
-    return _of_task(stage, recursive_task)
+    def recurse(order: str) -> Any:
+        if len(running) == 2:
+            return stage.charge(order)
+        running.append(order)
+        try:
+            return stage.app.tasks["charge"](order)
+        finally:
+            running.pop()
+
+    return _of_task(stage, recurse)
 
 
-def _is_claimed(task: Any, order: str) -> Run:
+def _claim(stage: Stage, order: str) -> None:
     """Another delivery has it in flight."""
+    task = stage.app.tasks["charge"]
     identity = task.idempotency_identity((order,), {}, headers={}, task_id="")
-    policy = task.idempotency_policy
-    granted = claim(
-        task.app.conf.idempotency_store,
-        Operation(identity=identity, policy=policy, task=task.name, task_id="another", worker=""),
-    )
-    assert isinstance(granted, Run)
-    return granted
-
-
-def _conflict(stage: Stage) -> Kind:
-    def conflict(self: Any, order: str) -> str:
-        return stage.charge(order)
-
-    kind = _of_task(stage, conflict)
-    return replace(kind, before=lambda order: _is_claimed(stage.app.tasks["conflict"], order))
+    names = {"task": task.name, "task_id": "another", "worker": ""}
+    claim(stage.store, Operation(identity=identity, policy=task.idempotency_policy, **names))
 
 
 def _takeover(stage: Stage) -> Kind:
-    def takeover(self: Any, order: str) -> str:
-        return stage.charge(order)
-
-    kind = _of_task(stage, takeover)
+    kind = _of_task(stage, stage.charge)
 
     def before(order: str) -> None:
-        _is_claimed(stage.app.tasks["takeover"], order)
+        _claim(stage, order)
         _end_lease(kind, order)
 
     return replace(kind, before=before)
 
 
 def _replay(stage: Stage) -> Kind:
-    kind = _returns(stage)
+    kind = _of_task(stage, stage.charge)
     return replace(kind, before=kind.call, most=1)
 
 
 def _deadline(stage: Stage) -> Kind:
-    def deadline(self: Any, order: str) -> str:
+    def deadline(order: str) -> str:
         if current_attempt().number == 1:
             passed[0] += 100
             current_attempt().ensure_owned()
@@ -373,49 +347,40 @@ def _deadline(stage: Stage) -> Kind:
     return _of_task(stage, deadline, deadline=90)
 
 
-def _transaction(stage: Stage) -> Kind:
-    ledger = Table("ledger", MetaData(), Column("charged", String(40)))
-
-    url = f"sqlite:///{tempfile.mkdtemp()}/strikes.db"
-    engine = create_engine(url)
-
-    class Database(Stage):
-        def count(self, order: str) -> int:
-            with engine.begin() as connection:
-                asked = select(func.count()).where(ledger.c.charged == order)
-                return connection.execute(asked).scalar_one()
-
-    def transaction(self: Any, order: str) -> Any:
-        with current_attempt().transaction() as tx:
-            tx.execute(insert(ledger).values(charged=order))
-            return tx.done("charged")
-
-    stage = Database(open_store(url + "?timeout=0.1"))
-    stage.store.provision()
-    ledger.create(engine)
-    return _of_task(stage, transaction, most=1)
-
-
 KINDS: dict[str, Callable[[Stage], Kind]] = {
-    each.__name__.strip("_").replace("_", " "): each
-    for each in (
-        *(_returns, _refused, _observed, _raises, _releases, _step, _refused_step, _fenced_step, _commit, _transaction),
-        *(_function, _coroutine, _item, _recursion, _recursive_task, _conflict, _takeover, _replay, _deadline),
-    )
+    "returns": lambda stage: _of_task(stage, stage.charge),
+    "refused": lambda stage: _of_task(stage, stage.charge, most=1, on_takeover="refuse"),
+    "observed": lambda stage: _of_task(stage, stage.charge, most=99, mode="observe"),
+    "raises": _raises,
+    "releases": _releases,
+    "step": _step,
+    "refused step": lambda stage: _step(stage, most=1, effects={"charge": AtMostOnce()}),
+    "fenced step": _fenced_step,
+    "commit": _commit,
+    "transaction": _transaction,
+    "function": _function,
+    "coroutine": _coroutine,
+    "item": _item,
+    "recursion": _recursion,
+    "recursive task": _recursive_task,
+    "conflict": lambda stage: replace(_of_task(stage, stage.charge), before=lambda order: _claim(stage, order)),
+    "takeover": _takeover,
+    "replay": _replay,
+    "deadline": _deadline,
 }
 
 
 @dataclass
 class Found:
-    """What a campaign found for one kind of call."""
+    """What a campaign found for one kind of call; ``effects`` says how often that many were had."""
 
     kind: str
     lines: int
+    most: int
     problems: list[str] = field(default_factory=list)
     effects: Counter[int] = field(default_factory=Counter)
     unknown: int = 0
     failed: int = 0
-    most: int = 2
 
 
 def attack(name: str, every: int = 1) -> Found:
@@ -426,13 +391,12 @@ def attack(name: str, every: int = 1) -> Found:
         _struck(kind, f"warm {warm}", _Striker())
     striker = _Striker()
     _struck(kind, "unharmed", striker)
-    found = Found(name, striker.lines, most=kind.most)
+    found = Found(name, striker.lines, kind.most)
     for strike in STRIKES:
         for at in range(1, striker.lines + 1, every):
-            order = f"{strike.__name__} at {at}"
-            striker_here = _Striker(at, strike)
-            for problem in _judged(kind, order, striker_here, found):
-                found.problems.append(f"{name}, {strike.__name__} at {striker_here.place}: {problem}")
+            here = _Striker(at, strike)
+            for problem in _judged(kind, f"{strike.__name__} at {at}", here, found):
+                found.problems.append(f"{name}, {strike.__name__} at {here.place}: {problem}")
     return found
 
 
@@ -508,11 +472,11 @@ def run(progress: Callable[[int], None], every: int = 1) -> tuple[list[Row], lis
         began = time.monotonic()
         found = attack(name, every)
         problems += found.problems
-        rows.append(_row("celery-idempotent", found, time.monotonic() - began))
+        rows.append(_row("celery-idempotent", found, began))
         progress(1)
     began = time.monotonic()
     with switched_off():
-        rows.append(_row(CONTROL, attack("function"), time.monotonic() - began))
+        rows.append(_row(CONTROL, attack("function"), began))
     return rows, problems
 
 
@@ -527,13 +491,13 @@ def _never_over(self: Claim, init: Callable[..., None], *args: Any, **options: A
     init(self, *args, **{**options, "is_underway": lambda: True})
 
 
-def _row(system: str, found: Found, seconds: float) -> Row:
+def _row(system: str, found: Found, began: float) -> Row:
     struck = found.effects.total()
     return Row(
         system=system,
         store=f"memory, {found.kind}" if found.kind != "transaction" else "SQLite, transaction",
         promise="at most once" if found.most == 1 else "at least once",
-        campaign=CAMPAIGN,
+        campaign="a strike at every line",
         tasks=struck,
         faulted=struck,
         deliveries=4 * struck,
@@ -543,5 +507,5 @@ def _row(system: str, found: Found, seconds: float) -> Row:
         effects_2=sum(count for effects, count in found.effects.items() if effects > 1),
         unknown=found.unknown,
         violations=len(found.problems),
-        seconds=seconds,
+        seconds=time.monotonic() - began,
     )

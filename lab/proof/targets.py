@@ -8,35 +8,26 @@ from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis, Serve
 from lab.folders import temporary_folder
 from lab.servers import Servers
 
-__all__ = ["ALL", "TARGETS", "Site", "Target", "start", "why_not"]
-
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A store that can be reached.
-
-    Args:
-        url: Its address for :func:`celery_idempotent.open_store`.
-        server: What can be killed and comes back with all that it has acknowledged; None where there is no such.
-    """
+    """A store that can be reached, and the server that can be killed and comes back with all it has acknowledged."""
 
     url: str
     server: Server | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of store.
+    """A kind of store: as the table prints it, and the system calls by which a process changes or sees it.
 
     Args:
-        label: As the table prints it.
         needs: The server that must be installed, if any.
-        calls: The system calls by which a process changes what others see of the store, or learns from it.
     """
 
     label: str
-    needs: type[Server] | None = None
     calls: Sequence[str]
+    needs: type[Server] | None = None
 
 
 _TALKING = ("connect", "sendto", "sendmsg", "recvfrom", "recvmsg")
@@ -46,12 +37,12 @@ _WRITING = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "fcntl")
 """What SQLite does to its files: dying at a sync is dying after the write; locks are taken and let go by ``fcntl``."""
 
 TARGETS: Mapping[str, Target] = {
-    "dynamodb": Target(label="DynamoDB (MiniStack)", calls=_TALKING),
-    "redis": Target(label="Redis (Valkey)", needs=EmbeddedRedis, calls=_TALKING),
-    "redis-cluster": Target(label="Redis Cluster (Valkey)", needs=EmbeddedRedis, calls=_TALKING),
-    "postgres": Target(label="PostgreSQL", needs=EmbeddedPostgres, calls=_TALKING),
-    "mariadb": Target(label="MariaDB", needs=EmbeddedMariaDB, calls=_TALKING),
-    "sqlite": Target(label="SQLite", calls=_WRITING),
+    "dynamodb": Target("DynamoDB (MiniStack)", _TALKING),
+    "redis": Target("Redis (Valkey)", _TALKING, EmbeddedRedis),
+    "redis-cluster": Target("Redis Cluster (Valkey)", _TALKING, EmbeddedRedis),
+    "postgres": Target("PostgreSQL", _TALKING, EmbeddedPostgres),
+    "mariadb": Target("MariaDB", _TALKING, EmbeddedMariaDB),
+    "sqlite": Target("SQLite", _WRITING),
 }
 """By name, as options and :class:`lab.servers.Servers` know it."""
 
@@ -60,11 +51,11 @@ ALL = tuple(TARGETS)
 
 @contextmanager
 def start(name: str) -> Iterator[Site]:
-    """A new and empty store of that kind."""
-    with (
-        temporary_folder() as folder,
-        Servers(name, "", folder) as servers,
-    ):
+    """A new and empty store of that kind; one in memory has no address."""
+    if name == "memory":
+        yield Site("")
+        return
+    with temporary_folder() as folder, Servers(name, "", folder) as servers:
         yield Site(servers.store_url, servers.durable_store)
 
 

@@ -1,14 +1,14 @@
-"""What was promised, what became of one task, and the sum of many."""
+"""What was promised, what was seen of one operation, which rules that breaks, and the sum of many: the one audit."""
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
 from celery_idempotent.engine.delivery import Body, Delivery, Outcome
-from celery_idempotent.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
+from celery_idempotent.errors import InFlight, LeaseLost, OutcomeUnknown, ResultLost, StoreUnavailable
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
@@ -16,24 +16,6 @@ from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from lab.proof.table import Row
-
-__all__ = [
-    "CODEC",
-    "COUNTED",
-    "FINAL",
-    "PROMISES",
-    "Promise",
-    "Remembered",
-    "Result",
-    "Tally",
-    "Told",
-    "Verdict",
-    "breaches",
-    "ending",
-    "operation",
-    "snapshot",
-    "tell",
-]
 
 CODEC = Codec("json", frozenset({"application/json"}))
 FINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.UNKNOWN})
@@ -45,52 +27,37 @@ class Remembered(Exception):
 
 @dataclass(frozen=True)
 class Promise:
-    """A way of using the library, and what it promises.
-
-    Args:
-        name: The promise, as the table prints it.
-        on_takeover: What the policy says about attempts that never ended.
-        keyed: Whether the effect's receiver honours the attempt's effect key.
-    """
+    """A way of using the library, and what it promises: so many effects, once a clean delivery has ended."""
 
     name: str
     on_takeover: OnTakeover
+    most: int | None = None
     keyed: bool = False
+    doubtful: bool = False
 
     @cached_property
     def policy(self) -> Policy:
         """The task's policy."""
         return Policy(on_takeover=self.on_takeover, remember=(Remembered,))
 
-    def allows(self, effects: int) -> bool:
-        """Whether that many effects are within the promise, once a clean delivery has ended."""
-        match self.name:
-            case "exactly once":
-                return effects == 1
-            case "at most once":
-                return effects <= 1
-            case _:
-                return effects >= 1
+    def allows(self, effects: int, *, unknown: bool = True) -> bool:
+        """Whether that many effects are within the promise."""
+        return effects >= (not (self.doubtful and unknown)) and (self.most is None or effects <= self.most)
 
 
 PROMISES = {
     each.name: each
     for each in (
         Promise("at least once", "rerun"),
-        Promise("at most once", "refuse"),
-        Promise("exactly once", "rerun", keyed=True),
+        Promise("at most once", "refuse", most=1, doubtful=True),
+        Promise("exactly once", "rerun", most=1, keyed=True),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """How a delivery ended.
-
-    Args:
-        how: ``"finished"`` and ``"failed"`` are outcomes; everything else reports nothing as done.
-        value: What was reported.
-    """
+    """How a delivery ended; ``"finished"`` and ``"failed"`` are outcomes, all else reports nothing as done."""
 
     how: str
     value: str | None = None
@@ -103,50 +70,37 @@ class Told:
 
 def operation(key: str, promise: Promise, delivery: int) -> Operation:
     """One delivery of the task with that key."""
-    return Operation(
-        identity=Identity(key, None),
-        policy=promise.policy,
-        task="proof",
-        task_id=f"delivery {delivery}",
-        worker=f"worker {delivery}",
-    )
+    names: dict[str, Any] = {"task": "proof", "task_id": f"delivery {delivery}", "worker": f"worker {delivery}"}
+    return Operation(identity=Identity(key, None), policy=promise.policy, **names)
+
+
+TOLD = (Remembered, InFlight, LeaseLost, StoreUnavailable, OutcomeUnknown, ResultLost)
+"""What a caller may meet; all else is a bug's."""
+
+
+def told_of(error: Exception) -> Told:
+    """One of :data:`TOLD` in words."""
+    match error:
+        case Remembered():
+            return Told("failed", str(error))
+        case InFlight():
+            return Told("conflict")
+        case _:
+            return Told(type(error).__name__)
 
 
 def tell(delivery: Delivery, body: Body) -> Told:
     """Deliver, and put what the caller was told into words; a bug's own exception passes."""
     try:
         outcome = delivery.run(body)
-    except (LeaseLost, StoreUnavailable, OutcomeUnknown) as error:
-        return Told(type(error).__name__)
-    except Remembered as failure:
-        return Told("failed", str(failure))
+    except TOLD as error:
+        return told_of(error)
     return Told("finished", str(outcome.value)) if isinstance(outcome, Outcome) else Told("conflict")
 
 
 def snapshot(record: Record) -> str:
     """All of a record, to be compared."""
     return repr(sorted(record.to_fields().items()))
-
-
-def breaches(promise: Promise, told: Iterable[Told], effects: int, tokens: Iterable[int]) -> Iterator[str]:
-    """The rules that an operation breaks, of those that hold whatever was done to it.
-
-    Args:
-        promise: What was promised of it.
-        told: How its deliveries ended.
-        effects: How many it had.
-        tokens: The fencing tokens of its claims, in their order.
-    """
-    outcomes = {each for each in told if each.is_outcome}
-    if not promise.allows(effects):
-        yield f"{effects} effects"
-    if len(outcomes) > 1:
-        yield f"deliveries were told different outcomes: {outcomes}"
-    if outcomes and not effects:
-        yield "an outcome was reported and there was no effect"
-    granted = list(tokens)
-    if any(later <= earlier for earlier, later in itertools.pairwise(granted)):
-        yield f"fencing tokens did not grow: {granted}"
 
 
 def ending(finals: Iterable[Record]) -> Record | None:
@@ -165,31 +119,76 @@ def ending(finals: Iterable[Record]) -> Record | None:
     return next(iter((*outcomes, *unknown)), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What became of one task.
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What was seen of one operation.
 
     Args:
-        task: What reproduces it.
-        promise: Name of its promise.
-        group: Under which heading it counts.
-        deliveries: How many there were.
-        faults: How many of each kind it met.
         effects: How many it had.
-        unknown: Whether it ended UNKNOWN.
-        unexplained: Whether it did so without an injected fault.
-        stuck: Whether a clean delivery past the lease could not finish it.
-        takeovers: Claims after an attempt that never ended.
-        healed: Lost replies recognised as the sender's own write.
-        requests: What the store was asked.
-        problems: Every rule that it breaks; empty is good.
+        told: How its deliveries ended; the ``clean`` ones came last, past all leases, one after the other.
+        status: Of its record in the end; None where there is no end.
+        tokens: The fencing tokens of its claims, in their order.
+        excused: How many repetitions have a cause, such as a process that died after its effect; None: any.
+        may_be_unknown: Whether UNKNOWN has a cause.
     """
+
+    promise: Promise
+    effects: int
+    told: Sequence[Told] = ()
+    clean: Sequence[Told] = ()
+    status: Status | None
+    tokens: Sequence[int] = ()
+    excused: int | None = None
+    may_be_unknown: bool = True
+
+    @property
+    def unknown(self) -> bool:
+        return self.status is Status.UNKNOWN
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a clean delivery could not finish it."""
+        return not all(each.is_outcome or self.is_doubt(each) for each in self.clean[:1])
+
+    def is_doubt(self, told: Told) -> bool:
+        """Whether somebody was told rightly that nobody knows."""
+        return told.how == "OutcomeUnknown" and self.promise.doubtful
+
+
+def breaches(seen: Seen) -> Iterator[str]:
+    """The rules that an operation breaks; empty is good."""
+    outcomes = {each for each in seen.told if each.is_outcome}
+    if not seen.promise.allows(seen.effects, unknown=seen.unknown):
+        yield f"{seen.effects} effects"
+    elif seen.excused is not None and seen.effects > 1 + seen.excused:
+        yield f"the effect was repeated without a cause: {seen.effects} times, and {seen.excused} were cut off"
+    if len(outcomes) > 1:
+        yield f"deliveries were told different outcomes: {sorted(map(str, outcomes))}"
+    if outcomes and not seen.effects:
+        yield "an outcome was reported and there was no effect"
+    if outcomes and seen.unknown:
+        yield "an outcome was reported and the record says UNKNOWN"
+    if any(later <= earlier for earlier, later in itertools.pairwise(seen.tokens)):
+        yield f"fencing tokens did not grow: {seen.tokens}"
+    if len(set(seen.clean)) > 1 or seen.stuck:
+        yield f"clean deliveries were told {seen.clean}"
+    if seen.status not in FINAL:
+        yield "the operation has no end"
+    if seen.unknown and not seen.promise.doubtful:
+        yield "UNKNOWN where it may run again"
+    elif seen.unknown and not seen.may_be_unknown:
+        yield "UNKNOWN without a cause"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of one operation."""
 
     task: str
     promise: str
     group: str = ""
-    deliveries: int
-    faults: Mapping[str, int]
+    deliveries: int = 0
+    faults: Mapping[str, int] = field(default_factory=dict)
     effects: int
     unknown: bool = False
     unexplained: bool = False
@@ -198,10 +197,6 @@ class Verdict:
     healed: int = 0
     requests: int = 0
     problems: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As a worker reports it."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -218,103 +213,63 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         """As a worker reports it."""
-        return {"seen": self.seen, "problems": [each.to_json() for each in self.problems]}
+        return {"seen": self.seen, "problems": [asdict(each) for each in self.problems]}
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """As a worker reported it."""
-        seen = {promise: [Counter(counts), Counter(faults)] for promise, (counts, faults) in values["seen"].items()}
-        return cls(seen, [Verdict.from_json(each) for each in values["problems"]])
-
-    def merge(self, other: "Tally") -> int:
-        """Count what another has counted; how many tasks of those met a fault."""
-        for promise, (counts, faults) in other.seen.items():
-            ours = self.seen.setdefault(promise, [Counter(), Counter()])
-            ours[0].update(counts)
-            ours[1].update(faults)
-        self.problems += other.problems
-        return sum(counts["faulted"] for counts, _ in other.seen.values())
+    def merge(self, found: Mapping[str, Any]) -> int:
+        """Count what a worker has counted; how many tasks of those met a fault."""
+        for promise, added in found["seen"].items():
+            for ours, theirs in zip(self.seen.setdefault(promise, [Counter(), Counter()]), added, strict=True):
+                ours.update(theirs)
+        self.problems += map(Verdict.from_json, found["problems"])
+        return sum(counts["faulted"] for counts, _ in found["seen"].values())
 
     def add(self, verdict: Verdict) -> bool:
         """Count one more task; whether it met a fault."""
         is_faulted = any(verdict.faults.values())
         counts, faults = self.seen.setdefault(verdict.promise, [Counter(), Counter()])
         faults.update(verdict.faults)
+        summed = ("deliveries", "takeovers", "healed", "unknown", "unexplained", "stuck", "requests")
+        counts.update({name: int(getattr(verdict, name)) for name in summed})
         counts.update(
             tasks=1,
             faulted=is_faulted,
-            deliveries=verdict.deliveries,
-            takeovers=verdict.takeovers,
-            healed=verdict.healed,
             effects_0=verdict.effects == 0 and not verdict.unknown,
             effects_1=verdict.effects == 1,
             effects_2=verdict.effects >= 2,
-            unknown=verdict.unknown,
-            unexplained=verdict.unexplained,
-            stuck=verdict.stuck,
-            requests=verdict.requests,
             violations=bool(verdict.problems),
         )
         if verdict.problems:
             self.problems.append(verdict)
         return is_faulted
 
-    def rows(self, *, store: str, campaign: str, seconds: float, seed: int | None) -> list[Row]:
-        """One row per promise."""
-        return [
-            self._row(promise, store=store, campaign=campaign, seconds=seconds, seed=seed)
-            for promise in _known(self.seen)
-        ]
+    def rows(self, **named: Any) -> list[Row]:
+        """One row per promise, with what else a row has."""
+        return [self._row(promise, named) for promise in sorted(self.seen, key=_order)]
 
-    def _row(self, promise: str, *, store: str, campaign: str, seconds: float, seed: int | None) -> Row:
+    def _row(self, promise: str, named: Mapping[str, Any]) -> Row:
         counts, faults = self.seen[promise]
-        requests = counts["requests"] / counts["tasks"]
-        plain: dict[str, Any] = {name: counts[name] for name in COUNTED}
-        return Row(
-            system="celery-idempotent",
-            store=store,
-            promise=promise,
-            campaign=campaign,
-            faults=dict(faults.most_common()),
-            extra_requests=round(requests - 2, 2),
-            seconds=round(seconds, 1),
-            seed=seed,
-            **plain,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a campaign found.
-
-    Args:
-        tally: The verdicts.
-        rows: Their sum, by promise.
-        reached: How often each fault struck each operation.
-    """
-
-    tally: Tally
-    rows: list[Row]
-    reached: Mapping[str, int]
+        counted: dict[str, Any] = {each: counts[each] for each in COUNTED}
+        requests = counts["requests"] and round(counts["requests"] / counts["tasks"] - 2, 2)
+        common = {"system": "celery-idempotent", "promise": promise, "faults": dict(faults.most_common())}
+        return Row(**{**common, "extra_requests": requests or None, **counted, **named})
 
 
 COUNTED = (
-    "tasks",
-    "faulted",
-    "deliveries",
-    "takeovers",
-    "healed",
-    "effects_0",
-    "effects_1",
-    "effects_2",
-    "unknown",
-    "unexplained",
-    "stuck",
-    "violations",
+    *("tasks", "faulted", "deliveries", "takeovers", "healed", "effects_0", "effects_1", "effects_2"),
+    *("unknown", "unexplained", "stuck", "violations"),
 )
 """What a row of the table counts of its verdicts."""
 
 
-def _known(seen: Iterable[str]) -> list[str]:
-    found = set(seen)
-    return [name for name in PROMISES if name in found]
+def _order(promise: str) -> int:
+    known = list(PROMISES)
+    return known.index(promise) if promise in known else len(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a campaign found: the verdicts, their sum by promise, and how often each fault struck or death came."""
+
+    tally: Tally
+    rows: list[Row]
+    reached: Mapping[str, int]

@@ -11,15 +11,12 @@ from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import ControlFlow, Delivery
 from celery_idempotent.engine.events import Event
 from celery_idempotent.engine.heartbeat import Heartbeat
-from celery_idempotent.errors import InFlight, LeaseLost, OutcomeUnknown, StoreUnavailable
+from celery_idempotent.errors import InFlight, OutcomeUnknown, StoreUnavailable
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.store import Store
-from lab.proof.verdicts import CODEC, Remembered, Told, tell
-
-__all__ = ["WAYS", "Way"]
+from lab.proof.verdicts import CODEC, TOLD, Told, tell, told_of
 
 Body = Callable[[Claim | None], str]
-
 Way = Callable[[Operation, Store, Heartbeat, Callable[[Event], None], Body], Told]
 """Delivers the operation once, and says what the caller was told."""
 
@@ -30,38 +27,48 @@ def _delivery(
     return tell(Delivery(operation, store, CODEC, heartbeat, ControlFlow(), observe), body)
 
 
-def _function(
-    operation: Operation, store: Store, heartbeat: Heartbeat, observe: Callable[[Event], None], body: Body
-) -> Told:
+def _called(call: Callable[[Operation, Store, Callable[[], str]], Any]) -> Way:
+    def way(operation: Operation, store: Store, _: object, __: object, body: Body) -> Told:
+        try:
+            return Told("finished", str(call(operation, store, lambda: body(_claim()))))
+        except TOLD as error:
+            return told_of(error)
+
+    return way
+
+
+def _claim() -> Claim:
+    attempt = current_attempt()
+    assert isinstance(attempt, ProtectedAttempt)
+    return attempt._claim
+
+
+def _function(operation: Operation, store: Store, body: Callable[[], str]) -> str:
     @idempotent(operation.policy, store=store, name=operation.task)
     def call(key: str) -> str:
-        return body(_claim())
+        return body()
 
-    return _told(lambda: call(operation.identity.key))
+    return call(operation.identity.key)
 
 
-def _awaited(
-    operation: Operation, store: Store, heartbeat: Heartbeat, observe: Callable[[Event], None], body: Body
-) -> Told:
+def _awaited(operation: Operation, store: Store, body: Callable[[], str]) -> str:
     @idempotent(operation.policy, store=store, name=operation.task)
     async def call(key: str) -> str:
         await asyncio.sleep(0)
-        return body(_claim())
+        return body()
 
-    return _told(lambda: asyncio.run(call(operation.identity.key)))
+    return asyncio.run(call(operation.identity.key))
 
 
-def _request(
-    operation: Operation, store: Store, heartbeat: Heartbeat, observe: Callable[[Event], None], body: Body
-) -> Told:
+def _request(operation: Operation, store: Store, body: Callable[[], str]) -> str:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        receipt = body(_claim()).encode()
+        receipt = body().encode()
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": receipt})
 
-    coat = IdempotencyMiddleware(app, caller="anybody", store=store, policy=operation.policy)
-    return _told(lambda: asyncio.run(_answer(coat, operation.identity.key)))
+    guarded = IdempotencyMiddleware(app, caller="anybody", store=store, policy=operation.policy)
+    return asyncio.run(_answer(guarded, operation.identity.key))
 
 
 async def _answer(app: IdempotencyMiddleware, key: str) -> str:
@@ -89,27 +96,10 @@ async def _answer(app: IdempotencyMiddleware, key: str) -> str:
             return text
 
 
-def _claim() -> Claim:
-    attempt = current_attempt()
-    assert isinstance(attempt, ProtectedAttempt)
-    return attempt._claim
-
-
-def _told(call: Callable[[], Any]) -> Told:
-    try:
-        return Told("finished", str(call()))
-    except InFlight:
-        return Told("conflict")
-    except (LeaseLost, StoreUnavailable, OutcomeUnknown) as error:
-        return Told(type(error).__name__)
-    except Remembered as failure:
-        return Told("failed", str(failure))
-
-
 WAYS: Mapping[str, Way] = {
     "delivery": _delivery,
-    "function": _function,
-    "awaited function": _awaited,
-    "request": _request,
+    "function": _called(_function),
+    "awaited function": _called(_awaited),
+    "request": _called(_request),
 }
 """By name."""

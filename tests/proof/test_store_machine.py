@@ -4,14 +4,10 @@ import pytest
 from hypothesis import Phase
 
 from celery_idempotent.stores.memory import MemoryStore
-from lab.proof.broken_stores import follow, judge
-from lab.proof.flaws import STORE_FLAWS
+from lab.proof.flaws import STORE_FLAWS, follow, judge
 from lab.proof.machine import run_machine
 from lab.proof.targets import ALL
 from tests.support.stores import a_store
-
-EXAMPLES = {"redis": 50, "sqlite": 50}
-"""Runs of 30 steps; of the others, which take longer for a request or a connection, 20."""
 
 
 def test_memory_store_follows_the_oracle() -> None:
@@ -22,9 +18,9 @@ def test_memory_store_follows_the_oracle() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ALL)
 def test_store_follows_the_oracle(name: str) -> None:
-    """A real server's store, over fewer."""
+    """A real server's store, over fewer runs of 30 steps, as a request or a connection takes longer."""
     with a_store(name) as site:
-        follow(site.url, examples=EXAMPLES.get(name, 20))
+        follow(site.url, examples=50 if name in {"redis", "sqlite"} else 20)
 
 
 @pytest.mark.timeout(300)

@@ -10,7 +10,6 @@ from lab.proof.strikes import KINDS, attack, switched_off
 def test_whatever_is_struck_the_next_call_is_protected(kind: str) -> None:
     """No renewal is left, no strike vanishes, and effects are as many as promised."""
     found = attack(kind, every=7)
-
     assert found.problems == []
     assert found.effects.total() > 40
 
@@ -18,6 +17,4 @@ def test_whatever_is_struck_the_next_call_is_protected(kind: str) -> None:
 def test_liveness_that_an_exit_must_switch_off_is_noticed() -> None:
     """The control: with a flag in the place of the lock, a struck exit leaves later calls unprotected."""
     with switched_off():
-        found = attack("function")
-
-    assert any("ran unprotected" in problem for problem in found.problems)
+        assert any("ran unprotected" in problem for problem in attack("function").problems)

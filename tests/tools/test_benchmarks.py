@@ -1,59 +1,72 @@
-"""The arithmetic of the benchmarks, which decides what is reported."""
+"""The benchmarks measure what they say: their arithmetic, their duplicates, and the stores that they fill."""
 
 from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from celery_idempotent.stores.memory import MemoryStore
-from lab.benchmarks.own_code import Tracers
-from lab.benchmarks.stats import Spread, added, ratios, shuffled, spread
+from lab.benchmarks.contenders import Tracers
+from lab.benchmarks.environment import Servers
+from lab.benchmarks.growth import CALLS, Cost, Subject, key_of, steepest, url_at
+from lab.benchmarks.timing import Spread, added, ratios, shuffled, spread
+
+COUNT = 30
+SERVERS = {"DynamoDB": "dynamodb_endpoint", "Redis": "redis_server", "PostgreSQL": "postgres", "MariaDB": "mariadb"}
+"""By store, the fixture with its server."""
 
 
-def test_spread_is_median_and_quartiles() -> None:
-    assert spread([5, 1, 3, 2, 4]) == Spread(median=3, p25=2, p75=4, count=5)
-
-
-def test_spread_of_one_value_is_that_value() -> None:
-    assert spread([7.0]) == Spread(7.0, 7.0, 7.0, 1)
-
-
-def test_spread_of_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no values"):
-        spread([])
-
-
-def test_ratios_are_taken_pair_by_pair() -> None:
-    # The ratio of the medians would be 2/10: a machine that slows down half-way must not decide the result.
+def test_spreads_are_medians_and_quartiles_of_pairs() -> None:
+    """The ratio of medians would be 2/10: a machine that slows down half-way must not decide the result."""
+    assert (spread([5, 1, 3, 2, 4]), spread([7.0])) == (Spread(3, 2, 4, 5), Spread(7.0, 7.0, 7.0, 1))
     assert ratios([1, 2, 200], [1, 10, 100]) == Spread(median=1, p25=0.6, p75=1.5, count=3)
-
-
-def test_ratios_of_unequal_rounds_are_an_error() -> None:
+    assert added([3, 10, 600], [1, 5, 100]) == Spread(median=2, p25=1.5, p75=3.5, count=3)
     with pytest.raises(ValueError, match="zip"):
         ratios([1, 2], [1])
 
 
-def test_added_cost_is_in_what_it_is_added_to() -> None:
-    """Three calls' time in place of one has added two, of each pair by itself."""
-    assert added([3, 10, 600], [1, 5, 100]) == Spread(median=2, p25=1.5, p75=3.5, count=3)
+def test_order_changes_with_the_round_and_not_with_the_run() -> None:
+    """Nobody always runs after the same neighbour."""
+    orders = [tuple(shuffled("abc", number)) for number in range(50)]
+    assert {order[:2] for order in orders} == {(one, other) for one in "abc" for other in "abc" if one != other}
+    assert orders == [tuple(shuffled("abc", number)) for number in range(50)]
 
 
 def test_tracer_of_the_benchmark_runs_a_key_once() -> None:
-    """What is measured as a duplicate is one: the second message meets the record of the first, and writes nothing."""
+    """What is measured as a duplicate is one: it meets the record of the first message, and writes nothing."""
     store = MemoryStore()
     tracers = Tracers(store)
-    tracers.delivery("idempotent", 1)()
-    before = list(store.scan())
-    tracers.delivery("idempotent", 1)()
-    assert list(store.scan()) == before
-    assert [(each.status, each.attempts) for each in before] == [("COMPLETED", 1)]
-    tracers.delivery("idempotent", 2)()
-    tracers.delivery("plain", 3)()
-    assert len(list(store.scan())) == 2
+    for name, number, records in (("idempotent", 1, 1), ("idempotent", 1, 1), ("plain", 3, 1), ("idempotent", 2, 2)):
+        tracers.delivery(name, number)()
+        assert [(each.status, each.attempts) for each in store.scan()] == [("COMPLETED", 1)] * records
 
 
-def test_order_changes_with_the_round_and_not_with_the_run() -> None:
-    orders = [tuple(shuffled("abc", number)) for number in range(50)]
-    assert {order[0] for order in orders} == set("abc")
-    assert {order[:2] for order in orders} == {("a", "b"), ("a", "c"), ("b", "a"), ("b", "c"), ("c", "a"), ("c", "b")}
-    assert all(sorted(order) == list("abc") for order in orders)
-    assert orders == [tuple(shuffled("abc", number)) for number in range(50)]
+@pytest.mark.parametrize("name", [*SERVERS, "memory", "SQLite"])
+def test_every_filled_record_is_the_librarys_own_under_another_key(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """So what is measured on the copies holds for records; one that is asked for by its number is a duplicate."""
+    server: Any = request.getfixturevalue(SERVERS[name]) if name in SERVERS else None
+    urls = {"memory": "memory://", "SQLite": f"sqlite:///{tmp_path}/growth.sqlite3"}
+    url = Servers(server).store_url("growth") if name == "DynamoDB" else urls.get(name) or server.url
+    with closing(Subject(url_at(name, url, COUNT), COUNT)) as subject:
+        store: Any = subject.store
+        subject.fill()
+        keys, before = [key_of(number) for number in range(COUNT)], list(store.scan())
+        assert [store.get(key) for key in keys] == [store.get(keys[0]).but(key=key) for key in keys]
+        subject.deliver(COUNT - 1)
+        assert list(store.scan()) == before
+        subject.deliver(COUNT)
+        assert len(list(store.scan())) == len(before) + 1 == COUNT + 1
+        for each in list(store.scan()):
+            store.delete(each.key, each.revision)
+
+
+def test_steepest_call_is_found_by_pairs() -> None:
+    """A call that doubles is told, of each clock by itself; others that shrink do not make up for it."""
+    small, large = [Cost(1, 4), Cost(10, 40)], [Cost(2, 2), Cost(20, 20)]
+    by_size = {1_000: dict.fromkeys(CALLS, small), 10_000: {"new key": small, "duplicate": large}}
+    assert (steepest(by_size, "cpu"), steepest(by_size, "wall")) == (("duplicate", 2), ("new key", 1))

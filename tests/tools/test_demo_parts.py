@@ -1,29 +1,30 @@
-"""The pure parts of the demo: its ledger, its payment provider, its audit and its verdict."""
+"""The pure parts of the demo: its ledger, its payment provider, its audit, its story and its verdict."""
 
 from __future__ import annotations
 
-import ast
 import configparser
-import dataclasses
 import io
 import multiprocessing
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 from rich.console import Console
 
-from lab.demo import audit, faults, orders, report
+from lab.demo import audit, column, shop
 from lab.demo.gateway import Gateway
-from lab.demo.ledger import Ledger, Row
 from lab.demo.settings import LEASE, SLOW_BODY, VISIBILITY_TIMEOUT, Settings
-from lab.servers import STORES, Servers
+from lab.demo.shop import CHARGE, MAIL, STOCK
+from lab.demo.story import TOLD, Story, telling
+from lab.ledger import Ledger, Row
 from tests.support.documents import ROOT
+from tests.tools.test_compose import imports
 
-ORDER = "order-0000"
-EFFECTS = ("charge_card", "reserve_stock", "send_receipt")
+ORDER = "order-0007"
 
 
 @pytest.fixture
@@ -31,324 +32,245 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.jsonl")
 
 
-class TestLedger:
-    """The witness loses no row and invents none."""
-
-    def test_is_empty_before_the_first_row(self, ledger: Ledger) -> None:
-        assert ledger.rows() == []
-
-    def test_keeps_duplicates(self, ledger: Ledger) -> None:
-        row = Row(what="effect", task="charge_card", order=ORDER, attempt=2, token=17)
-        ledger.append(row)
-        ledger.append(row)
-        assert ledger.rows() == [row, row]
-
-    @pytest.mark.parametrize("kept", [1, 10, 40])
-    def test_a_torn_line_costs_only_itself(self, ledger: Ledger, tmp_path: Path, kept: int) -> None:
-        first, torn, last = (Row(what="effect", order=f"order-{number}") for number in range(3))
-        ledger.append(first)
-        before = (tmp_path / "ledger.jsonl").stat().st_size
-        ledger.append(torn)
-        with (tmp_path / "ledger.jsonl").open("r+b") as file:
-            file.truncate(before + kept)
+@pytest.mark.parametrize("kept", [1, 10, 40])
+def test_a_torn_line_costs_only_itself(ledger: Ledger, tmp_path: Path, kept: int) -> None:
+    """What is half written is read when it is whole, and what is there twice is there twice."""
+    first, torn, last = (Row(what="effect", order=f"order-{number}") for number in range(3))
+    file = tmp_path / "ledger.jsonl"
+    ledger.append(first)
+    rows, position = ledger.since(0)
+    ledger.append(torn)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: position + kept])
+    assert (rows, ledger.since(position)[0]) == ([first], [])
+    file.write_bytes(whole)
+    assert ledger.since(position)[0] == [torn]
+    file.write_bytes(whole[: position + kept])
+    for _ in range(2):
         ledger.append(last)
-        assert ledger.rows() == [first, last]
-
-    def test_many_writers_lose_nothing(self, ledger: Ledger) -> None:
-        context = multiprocessing.get_context("spawn")
-        writers = [context.Process(target=_write, args=(ledger, name)) for name in range(3)]
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join()
-        assert len({(row.task, row.attempt) for row in ledger.rows()}) == 3 * 200 == len(ledger.rows())
+    assert ledger.rows() == [first, last, last]
 
 
-def _write(ledger: Ledger, name: int) -> None:
+def _write(ledger: Ledger, name: int) -> list[str]:
     for number in range(200):
-        ledger.append(Row(what="effect", task=str(name), attempt=number))
+        ledger.append(Row(what="run", task=str(name), attempt=number))
+    return [Gateway(ledger).charge(ORDER, idempotency_key=f"key-{number}") for number in range(10)]
 
 
-class TestGateway:
-    """The provider keeps its word about keys."""
-
-    def test_one_key_is_one_charge(self, ledger: Ledger) -> None:
-        first = Gateway(ledger).charge(ORDER, idempotency_key="k")
-        again = Gateway(ledger).charge(ORDER, idempotency_key="k")
-        assert first == again
-        assert [row.what for row in ledger.rows()] == ["effect", "recognised"]
-
-    def test_another_key_is_another_charge(self, ledger: Ledger) -> None:
-        gateway = Gateway(ledger)
-        assert gateway.charge(ORDER, idempotency_key="k") != gateway.charge(ORDER, idempotency_key="l")
-
-    def test_no_key_is_a_charge_every_time(self, ledger: Ledger) -> None:
-        gateway = Gateway(ledger)
-        assert gateway.charge(ORDER) != gateway.charge(ORDER)
-        assert len(ledger.rows()) == 2
-
-    def test_racing_callers_with_one_key_get_one_charge(self, ledger: Ledger) -> None:
-        with multiprocessing.get_context("spawn").Pool(3) as pool:
-            charges = pool.starmap(_charge, [(ledger, f"key-{n % 10}") for n in range(60)])
-        assert len(set(charges)) == 10
-        assert sum(row.what == "effect" for row in ledger.rows()) == 10
+def test_many_writers_lose_nothing_and_racing_callers_with_one_key_get_one_charge(ledger: Ledger) -> None:
+    """A key is one charge, whoever asks; no key is a charge every time."""
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        charges = pool.starmap(_write, [(ledger, name) for name in range(3)])
+    rows = ledger.rows()
+    assert len({(row.task, row.attempt) for row in rows if row.what == "run"}) == 600
+    assert charges[0] == charges[1] == charges[2]
+    assert [sum(row.what == what for row in rows) for what in ("effect", "recognised")] == [10, 20]
+    assert Gateway(ledger).charge(ORDER) != Gateway(ledger).charge(ORDER)
 
 
-def _charge(ledger: Ledger, key: str) -> str:
-    return Gateway(ledger).charge(ORDER, idempotency_key=key)
+def test_the_load_is_the_same_for_both_columns_and_meets_every_fault() -> None:
+    """A third is published twice, even the smallest load meets every fault, and no order meets two."""
+    sent = column.published(30)
+    assert (sent, len(sent), set(sent)) == (column.published(30), 40, set(shop.orders(30)))
+    hit = [[number % modulus == rest for modulus, rest in (*shop.KILLS.values(), shop.SLOW)] for number in range(400)]
+    assert all(map(any, zip(*hit[:20], strict=True)))
+    assert max(map(sum, hit)) == 1
 
 
-class TestOrders:
-    """The load is the same for both columns, and meets every fault."""
-
-    def test_are_the_same_each_time(self) -> None:
-        assert orders.make(5) == orders.make(5)
-        assert orders.with_duplicates(orders.make(50)) == orders.with_duplicates(orders.make(50))
-
-    def test_a_third_is_published_twice(self) -> None:
-        load = orders.make(30)
-        published = orders.with_duplicates(load)
-        assert len(published) == 40
-        assert set(published) == set(load)
-
-    def test_even_the_smallest_load_meets_every_fault(self) -> None:
-        numbers = range(20)
-        for modulus, rest in (*faults.KILLS.values(), faults.SLOW):
-            assert any(number % modulus == rest for number in numbers)
-
-    def test_no_order_meets_two_faults(self) -> None:
-        shares = (*faults.KILLS.values(), faults.SLOW)
-        assert all(sum(number % modulus == rest for modulus, rest in shares) <= 1 for number in range(400))
+def test_the_same_settings_reach_every_process_and_every_broker_redelivers_in_time() -> None:
+    """A slow body outlives lease and visibility timeout; RabbitMQ confirms what is published."""
+    settings = Settings(broker_url="sqs://a:b@h:1//", store_url="memory://", folder=Path("/folder"))
+    assert Settings.from_environ(settings.environ()) == settings
+    assert LEASE < VISIBILITY_TIMEOUT < SLOW_BODY
+    options: dict[str, Any] = {
+        url: replace(settings, broker_url=url).celery()["broker_transport_options"]
+        for url in ("sqs://a:b@h:1//", "redis://h:1/0", "amqp://a:b@h:1/%2F")
+    }
+    amqp = options.pop("amqp://a:b@h:1/%2F")
+    assert amqp == {"confirm_publish": True}
+    assert {each["visibility_timeout"] for each in options.values()} == {VISIBILITY_TIMEOUT}
 
 
-class TestSettings:
-    """The same settings reach every process."""
-
-    SETTINGS = Settings(broker_url="sqs://a:b@h:1//", store_url="memory://", folder=Path("/folder"), faults=True)
-
-    def test_survive_the_way_to_a_child_process(self) -> None:
-        assert Settings.from_environ(self.SETTINGS.environ()) == self.SETTINGS
-
-    @pytest.mark.parametrize("broker", ["sqs://a:b@h:1//", "redis://h:1/0"])
-    def test_every_broker_redelivers_in_time(self, broker: str) -> None:
-        options = dataclasses.replace(self.SETTINGS, broker_url=broker).celery()["broker_transport_options"]
-        assert options["visibility_timeout"] == VISIBILITY_TIMEOUT
-
-    def test_rabbitmq_confirms_what_is_published(self) -> None:
-        settings = dataclasses.replace(self.SETTINGS, broker_url="amqp://a:b@h:1/%2F").celery()
-        assert settings["broker_transport_options"] == {"confirm_publish": True}
-
-    def test_a_slow_body_outlives_lease_and_visibility(self) -> None:
-        assert LEASE < VISIBILITY_TIMEOUT < SLOW_BODY
-
-    @pytest.mark.parametrize(("name", "shown"), [("mariadb", "MariaDB"), ("rabbitmq", "RabbitMQ")])
-    def test_a_server_that_is_not_installed_is_named_with_its_remedy(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, shown: str
-    ) -> None:
-        monkeypatch.setattr(f"lab.embedded.{name}.PATH", str(tmp_path))
-        monkeypatch.setenv("PATH", str(tmp_path))
-        store, broker = (name, "") if name in STORES else ("", name)
-        with pytest.raises(click.ClickException, match=f"{shown}: run: apt-get install {name}-server"):
-            Servers(store, broker, tmp_path).__enter__()
-
-
-def _effects(times: dict[str, int]) -> list[Row]:
-    return [
+def figures(*more: Row, **times: int) -> audit.Figures:
+    """Of one order, whose effects happened once unless told otherwise."""
+    effects = [
         Row(what=what, task=task, order=ORDER, task_id=f"id-{task}")
-        for task in EFFECTS
+        for task in (CHARGE, STOCK, MAIL)
         for _ in range(times.get(task, 1))
         for what in ("run", "effect")
     ]
+    return audit.figures([*effects, *more], orders=[ORDER], published=1, seconds=1.0)
 
 
-def _tally(*more: Row, **times: int) -> audit.Tally:
-    return audit.tally([*_effects(times), *more], orders=[ORDER], published=1, seconds=1.0)
+def broken(*more: Row, **times: int) -> int:
+    return len(audit.broken_promises({"idempotent": figures(*more, **times)}))
 
 
-class TestTally:
-    """Rows become numbers."""
-
-    def test_counts_what_happened(self) -> None:
-        rows = [
-            *_effects({}),
-            *_effects({}),
-            *(Row(what="delivery", pid=pid, task_id="same") for pid in range(5)),
-            Row(what="kill", task="charge_card", point="before", order=ORDER),
-            Row(what="kill", task="reserve_stock", point="after", order=ORDER),
-            *(Row(what=what) for what in ("recognised", "replayed", "taken_over", "lease_lost", "store_killed")),
-            *(Row(what=what) for what in ("conflicted", "store_unavailable") for _ in range(2)),
-        ]
-        assert audit.tally(rows, orders=[ORDER, "order-0001"], published=3, seconds=2.5) == audit.Tally(
-            orders=2,
-            published=3,
-            deliveries=5,
-            redelivered=1,
-            runs=6,
-            killed_before=1,
-            killed_after=1,
-            charged_once=0,
-            charged_more=1,
-            charged_never=1,
-            recognised=1,
-            others_once=0,
-            others_more_excused=1,
-            others_more=1,
-            others_never=2,
-            replayed=1,
-            conflicted=2,
-            taken_over=1,
-            leases_lost=1,
-            store_kills=1,
-            store_missed=2,
-            seconds=2.5,
-        )
-
-
-class TestFollowing:
-    """From deliveries, ends and kills it is known who is at what."""
-
-    @staticmethod
-    def row(what: str, pid: int, task_id: str = "") -> Row:
-        return Row(what=what, pid=pid, task_id=task_id)
-
-    def test_a_delivery_that_neither_ended_nor_was_killed_is_unended(self) -> None:
-        deliveries = [self.row("delivery", pid, str(pid)) for pid in (1, 2, 3)]
-        assert audit.unended([*deliveries, self.row("ended", 1, "1"), self.row("kill", 3)]) == 1
-
-    def test_nothing_is_unended_when_all_is_done(self) -> None:
-        rows = [self.row("delivery", 1, "a"), self.row("run", 1, "a"), self.row("ended", 1, "a")]
-        assert audit.unended(rows * 2) == 0
-
-    def test_a_second_delivery_while_the_first_runs_counts(self) -> None:
-        rows = [self.row("delivery", 1, "a"), self.row("delivery", 2, "a"), self.row("delivery", 3, "a")]
-        assert audit.tally(rows, orders=[], published=0, seconds=0).redelivered == 1
-
-    @pytest.mark.parametrize("end", ["ended", "kill"])
-    def test_a_second_delivery_after_the_first_does_not(self, end: str) -> None:
-        rows = [self.row("delivery", 1, "a"), self.row(end, 1), self.row("delivery", 2, "a")]
-        assert audit.tally(rows, orders=[], published=0, seconds=0).redelivered == 0
-
-    def test_another_task_meanwhile_does_not(self) -> None:
-        rows = [self.row("delivery", 1, "a"), self.row("delivery", 2, "b")]
-        assert audit.tally(rows, orders=[], published=0, seconds=0).redelivered == 0
-
-
-class TestBrokenPromises:
-    """The verdict demands exactly what is promised."""
-
-    def test_once_each_is_what_was_promised(self) -> None:
-        assert audit.broken_promises(_tally()) == []
-
-    @pytest.mark.parametrize("times", [0, 2, 3])
-    def test_a_charge_is_never_excused(self, times: int) -> None:
-        excuse = Row(what="kill", task="charge_card", point="after", order=ORDER)
-        lost = Row(what="lease_lost", task_id="id-charge_card")
-        assert len(audit.broken_promises(_tally(excuse, lost, charge_card=times))) == 1
-
-    @pytest.mark.parametrize("task", ["reserve_stock", "send_receipt"])
-    def test_a_repeated_effect_needs_an_excuse(self, task: str) -> None:
-        assert len(audit.broken_promises(_tally(**{task: 2}))) == 1
-
-    @pytest.mark.parametrize("task", ["reserve_stock", "send_receipt"])
-    @pytest.mark.parametrize("what", ["kill", "lease_lost"])
-    def test_a_crash_or_lost_lease_after_the_effect_excuses_it(self, task: str, what: str) -> None:
-        excuse = Row(what=what, task=task, point="after", order=ORDER, task_id=f"id-{task}")
-        assert audit.broken_promises(_tally(excuse, **{task: 2})) == []
-
-    @pytest.mark.parametrize(
-        "other",
-        [
-            Row(what="kill", task="reserve_stock", point="before", order=ORDER),
-            Row(what="kill", task="send_receipt", point="after", order=ORDER),
-            Row(what="kill", task="reserve_stock", point="after", order="order-0001"),
-            Row(what="lease_lost", task_id="id-send_receipt"),
-            Row(what="lease_lost", task_id="unheard of"),
-        ],
+def test_figures_count_what_happened() -> None:
+    """A line of the table for each; a task was redelivered while another process was at it, and not after."""
+    apart = [Row(what=what, pid=9, task_id="apart") for what in ("delivery", "ended")] * 2
+    rows = [
+        *(Row(what="delivery", pid=pid, task_id="same") for pid in range(3)),
+        *apart,
+        Row(what="kill", task=CHARGE, point="before", order=ORDER, pid=0),
+        Row(what="kill", task=STOCK, point="after", order=ORDER, pid=1),
+        *(Row(what=what) for what in ("recognised", "replayed", "taken_over", "lease_lost", "store_killed")),
+        *(Row(what=what) for what in ("conflicted", "store_unavailable") for _ in range(2)),
+    ]
+    found = figures(*rows, charge_card=2, reserve_stock=2, send_receipt=0)
+    ones: tuple[str, ...] = (
+        "published",
+        "redelivered",
+        "killed_before",
+        "killed_after",
+        "store_killed",
+        "charged_more",
+        "recognised",
     )
-    def test_an_excuse_for_something_else_does_not(self, other: Row) -> None:
-        assert len(audit.broken_promises(_tally(other, reserve_stock=2))) == 1
-
-    def test_a_missing_effect_is_never_excused(self) -> None:
-        excuse = Row(what="kill", task="reserve_stock", point="after", order=ORDER)
-        assert len(audit.broken_promises(_tally(excuse, reserve_stock=0))) == 1
-
-
-class TestMissingEvidence:
-    """A demonstration that could not fail proves nothing."""
-
-    PLAIN = dataclasses.replace(_tally(charge_card=2), killed_before=2, killed_after=1, redelivered=1)
-    IDEMPOTENT = dataclasses.replace(_tally(), killed_before=2, killed_after=1, redelivered=1, replayed=1, taken_over=1)
-
-    def test_a_real_fire_is_evidence(self) -> None:
-        assert audit.missing_evidence(self.PLAIN, self.IDEMPOTENT, kills=3, store_kills=0) == []
-
-    def test_without_a_duplicate_in_the_plain_column_nothing_is_proved(self) -> None:
-        plain = dataclasses.replace(self.PLAIN, charged_more=0)
-        assert len(audit.missing_evidence(plain, self.IDEMPOTENT, kills=3, store_kills=0)) == 1
-
-    @pytest.mark.parametrize("field", ["killed_before", "redelivered", "replayed", "taken_over"])
-    def test_without_fire_in_the_idempotent_column_nothing_is_proved(self, field: str) -> None:
-        calm = dataclasses.replace(self.IDEMPOTENT, **{field: 0})
-        assert len(audit.missing_evidence(self.PLAIN, calm, kills=3, store_kills=0)) == 1
-
-    def test_both_columns_must_meet_every_planned_kill(self) -> None:
-        assert len(audit.missing_evidence(self.PLAIN, self.IDEMPOTENT, kills=4, store_kills=0)) == 2
-
-    def test_a_store_that_can_come_back_must_have_been_killed_in_both_columns(self) -> None:
-        assert len(audit.missing_evidence(self.PLAIN, self.IDEMPOTENT, kills=3, store_kills=1)) == 2
+    ones += ("others_excused", "others_never", "replayed", "taken_over", "lease_lost", "seconds")
+    none = ("charged_once", "charged_never", "others_once", "others_more")
+    expected = {**dict.fromkeys(ones, 1), **dict.fromkeys(none, 0), "conflicted": 2, "store_unavailable": 2, "run": 4}
+    assert {key: found[key] for _, key in audit.LINES if key} == expected
+    assert audit.unended(rows) == 1
 
 
-class TestReport:
-    """What is printed at the end."""
+@pytest.mark.parametrize("what", ["kill", "lease_lost"])
+def test_the_verdict_demands_exactly_what_is_promised(what: str) -> None:
+    """A charge is never excused, nor what is missing; a repetition is, by a crash or a lost lease of that very task."""
 
-    COLUMN = dataclasses.replace(
-        _tally(), **{field.name: 100 for field in dataclasses.fields(audit.Tally) if field.name != "seconds"}
-    )
+    def excuse(task: str, order: str = ORDER, point: str = "after") -> Row:
+        return Row(what=what, task=task, point=point, order=order, task_id=f"id-{task}" if order == ORDER else "other")
 
-    def test_its_table_fits_a_terminal(self) -> None:
-        shown = Console(width=80, record=True, file=io.StringIO())
-        shown.print(report.table(self.COLUMN, self.COLUMN, "redis-cluster", "redis"))
-        table = shown.export_text()
-        assert "…" not in table
-        assert len(re.findall(r"\S +100 +100$", table, re.MULTILINE)) == len(dataclasses.fields(audit.Tally)) - 3
+    assert broken() == 0
+    assert [broken(excuse(CHARGE), charge_card=times) for times in (0, 2, 3)] == [1, 1, 1]
+    for task in (STOCK, MAIL):
+        assert (broken(**{task: 2}), broken(excuse(task), **{task: 2}), broken(excuse(task), **{task: 0})) == (1, 0, 1)
+    others = [excuse(MAIL), excuse(STOCK, "order-0001")] + [excuse(STOCK, point="before")] * (what == "kill")
+    assert [broken(other, reserve_stock=2) for other in others] == [1] * len(others)
 
-    def test_its_summary_has_four_lines_that_fit(self) -> None:
-        lines = report.summary(self.COLUMN, self.COLUMN)
-        assert len(lines) == 4
-        assert max(map(len, lines)) <= 78
+
+FIRE: dict[str, Any] = {"killed_before": 2, "killed_after": 1, "redelivered": 1}
+
+
+def gaps(plain: Mapping[str, Any] = FIRE, ours: Mapping[str, Any] = FIRE, **planned: int) -> int:
+    found = {
+        "plain": {**figures(charge_card=2), **FIRE, **plain},
+        "idempotent": {**figures(), **FIRE, "replayed": 1, "taken_over": 1, **ours},
+    }
+    return len(audit.missing_evidence(found, **{"kills": 3, "store_kills": 0, **planned}))
+
+
+def test_a_demonstration_that_could_not_fail_proves_nothing() -> None:
+    """Without a duplicate in the plain column, or without fire in ours; both must meet every planned kill."""
+    calm = [{each: 0} for each in ("killed_before", "redelivered", "replayed", "taken_over")]
+    assert (gaps(), gaps(plain={"charged_more": 0}), [gaps(ours=each) for each in calm]) == (0, 1, [1] * 4)
+    assert (gaps(kills=4), gaps(store_kills=1)) == (2, 2)
+
+
+def test_table_and_summary_fit_a_terminal() -> None:
+    """Of 80 columns, with each figure whole."""
+    column = {key: 100 for _, key in audit.LINES if key}
+    full = dict.fromkeys(audit.COLUMNS, column)
+    shown = Console(width=80, record=True, file=io.StringIO())
+    shown.print(audit.table(full, 100, "redis-cluster", "redis"))
+    lines = shown.export_text()
+    assert "…" not in lines
+    assert len(re.findall(r"\S +100 +100$", lines, re.MULTILINE)) == sum(bool(key) for _, key in audit.LINES)
+    summary = audit.summary(full, 100)
+    assert (len(summary), max(map(len, summary)) <= 78) == (4, True)
+
+
+def tell(*told: str) -> list[str]:
+    """What the story says of rows that come a second apart, each as `pid what task`; those of 3 are of another copy."""
+    story, rows = Story(), [each.split() for each in told]
+    lines = []
+    for second, (pid, what, *more) in enumerate(rows, 100):
+        copy, task, point = "other" if pid == "3" else "m", (more or [CHARGE])[0], (more[1:] or [""])[0]
+        row = Row(what=what, task=task, order=ORDER, task_id=copy, point=point, pid=int(pid), time=float(second))
+        lines.append(story.hear(row).lstrip())
+    return [line for line in lines if line]
+
+
+BEFORE = ("1 delivery", "1 run", f"1 kill {CHARGE} before")
+AFTER = ("1 delivery", "1 run", "1 effect", f"1 kill {CHARGE} after")
+STOCK_AFTER = tuple(f"1 {what} {STOCK} after" for what in ("delivery", "run", "effect", "kill"))
+ONCE = ("1 delivery", "1 run", "1 effect", "1 ended")
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (
+            (*AFTER, "2 delivery", "2 taken_over", "2 recognised", "2 ended"),
+            "took over; the bank knew its key: charged once",
+        ),
+        ((*BEFORE, "2 delivery", "2 taken_over", "2 effect", "2 ended"), "2 took over: charged once"),
+        ((*AFTER, "2 delivery", "2 run", "2 effect", "2 ended"), "2 ran it again: charged 2 times"),
+        (
+            (*BEFORE, "2 delivery", "2 taken_over", "2 effect", "3 delivery", "3 replayed", "3 ended", "2 ended"),
+            "2 took over: charged once",
+        ),
+        (
+            (*STOCK_AFTER, f"2 delivery {STOCK}", "2 taken_over", f"2 effect {STOCK}", "2 ended"),
+            "2 took over: reserved 2 times (it knows no key)",
+        ),
+        (BEFORE, "1 killed right before its effect"),
+        ((*BEFORE, "2 delivery", "2 conflicted", "2 ended"), "1 killed right before its effect"),
+        (("1 delivery", "1 run", "2 delivery", "2 run"), "came again: 2 runs it while 1 does"),
+        (("1 delivery", "1 run", "2 delivery", "2 conflicted"), "came again while 1 works on it: postponed"),
+        ((*ONCE, "3 delivery", "3 run", "3 effect"), "came again: charged 2 times"),
+        ((*ONCE, "3 delivery", "3 replayed", "3 ended"), "came again: got the recorded result, nothing ran"),
+        (("1 delivery", "1 store_unavailable"), "found the store away: nothing ran, postponed"),
+        (("0 store_killed",), "killed; it is back with all that it had acknowledged"),
+    ],
+)
+def test_an_accident_is_told_to_its_end(rows: tuple[str, ...], told: str) -> None:
+    """Who was killed, who took over, and what became of it; a copy that is replayed meanwhile does not end the tale."""
+    assert tell(*rows)[-1].endswith(told)
+
+
+def test_what_meets_nobody_is_no_accident() -> None:
+    """The first has ended before its copy runs."""
+    assert tell("1 delivery", "1 run", "1 ended", "2 delivery", "2 run") == []
+
+
+def test_few_accidents_of_a_kind_are_told_on_a_screen_that_is_no_terminal() -> None:
+    """As they come, without a bar or an escape sequence."""
+    console = Console(file=io.StringIO(), width=80)
+    with telling(console, "plain Celery", 3) as hear:
+        for pid in range(5):
+            about: Any = {"task": CHARGE, "order": f"order-{pid:04}", "pid": pid, "time": 1.0}
+            hear([Row(what="delivery", **about), Row(what="kill", point="before", **about)])
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert (shown.count("killed right before its effect"), "\x1b" in shown) == (TOLD, False)
 
 
 BROUGHT_BY = {
     "boto3": "dynamodb",
-    "celery": "install_requires",
-    "click": "install_requires",  # of celery
-    "kombu": "install_requires",
-    "rich": "install_requires",
     "sqlalchemy": "sql",
+    **dict.fromkeys(("celery", "click", "kombu", "rich"), "install_requires"),
 }
 
 
-class TestEnvironment:
-    """`make demo` installs little, and all that it needs."""
-
-    def test_everything_that_is_imported_at_once_is_in_it(self) -> None:
-        """What belongs to another store's server is imported where that is started."""
-        names = ("demo", "embedded", "fleet.py", "servers.py", "tether.py", "tether_program.py")
-        paths = [path for name in names for path in (ROOT / "lab").glob(f"{name}/*.py" if "." not in name else name)]
-        found = {each for path in (*paths, *(ROOT / "example_project").glob("*.py")) for each in _heads(path)}
-        config = configparser.ConfigParser()
-        config.read(ROOT / "setup.cfg")
-        demo = config["options.extras_require"]["demo"]
-        for module in found - set(sys.stdlib_module_names) - {"lab", "celery_idempotent", "example_project"}:
-            extra = BROUGHT_BY[module]
-            assert extra in ("install_requires", "demo") or re.search(rf"celery-idempotent\[.*\b{extra}\b.*\]", demo)
-
-
-def _heads(path: Path) -> set[str]:
-    found = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Import):
-            found |= {each.name.split(".")[0] for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+def test_make_demo_installs_all_that_is_imported_at_once() -> None:
+    """And little more: what belongs to another store's server is imported where that is started."""
+    parts = (
+        "demo/*",
+        "embedded/*",
+        "fleet",
+        "ledger",
+        "servers",
+        "tether*",
+        "versions",
+        "proof/table",
+        "proof/verdicts",
+    )
+    paths = [path for part in parts for path in (ROOT / "lab").glob(f"{part}.py")]
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    demo = config["options.extras_require"]["demo"]
+    ours = {"lab", "celery_idempotent", "example_project", *sys.stdlib_module_names}
+    for module in imports(*paths, *(ROOT / "example_project").glob("*.py")) - ours:
+        extra = BROUGHT_BY.get(module, module)
+        assert extra == "install_requires" or re.search(rf"^{extra}\b|\[.*\b{extra}\b.*\]", demo, re.MULTILINE), module

@@ -1,24 +1,47 @@
-"""A server that cannot start says why, in one sentence."""
+"""Embedded servers and their folders end with their owners, and one that cannot start says why."""
 
 import importlib.util
 import os
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from socketserver import BaseRequestHandler, TCPServer
-from threading import Thread
 
+import click
+import psutil
+import psycopg
 import pytest
 
 from lab.embedded import EmbeddedAws, EmbeddedPostgres, EmbeddedRabbitMQ, EmbeddedRedis, Server
+from lab.folders import PREFIX, temporary_folder
+from lab.servers import STORES, Servers
+from lab.tether import ROOT
+from tests.support.waiting import wait_until
+
+OWNER = """
+import time
+from lab import tether
+from lab.folders import temporary_folder
+
+tether.unwind_on_signals()
+with temporary_folder() as folder:
+    print(folder, flush=True)
+    time.sleep(600)
+"""
 
 
 def test_taken_port_is_told_with_who_has_it() -> None:
-    """The number and the command of the process, as a second example on one machine would meet the first."""
+    """The process, as a second example on one machine would meet the first."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            RuntimeError, match=rf"^EmbeddedAws: port {port} is taken by process {os.getpid()} \(.*\); "
-        ):
+        with pytest.raises(RuntimeError, match=rf"port {port} is taken by process {os.getpid()} "):
             EmbeddedAws(port).__enter__()
 
 
@@ -45,6 +68,16 @@ def test_absent_package_is_named(
         server().__enter__()
 
 
+@pytest.mark.parametrize("name", ["mariadb", "rabbitmq"])
+def test_absent_program_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """With its remedy, to who asks for a store or a broker by its name."""
+    monkeypatch.setattr(f"lab.embedded.{name}.PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    store, broker = (name, "") if name in STORES else ("", name)
+    with pytest.raises(click.ClickException, match=f"apt-get install {name}-server"):
+        Servers(store, broker, tmp_path).__enter__()
+
+
 class _Echo(BaseRequestHandler):
     """As a socket that has been connected to itself, which happens at a free port of this machine."""
 
@@ -55,7 +88,62 @@ class _Echo(BaseRequestHandler):
 def test_rabbitmq_is_not_ready_while_something_else_answers() -> None:
     """It is asked again; to take the answer for an error would end the start."""
     with TCPServer(("127.0.0.1", 0), _Echo) as other:
-        answering = Thread(target=other.handle_request)
+        answering = threading.Thread(target=other.handle_request)
         answering.start()
         assert not EmbeddedRabbitMQ(other.server_address[1] - 1).is_ready()
         answering.join()
+
+
+def test_killed_server_leaves_no_process_that_could_still_write() -> None:
+    """Not even a backend in the middle of a statement, which leads a process group of its own."""
+    with EmbeddedPostgres() as server:
+        address = f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
+
+        def insert(connection: "psycopg.Connection[tuple[int]]") -> None:
+            with suppress(psycopg.OperationalError):  # the server is killed meanwhile
+                connection.execute("INSERT INTO numbers SELECT generate_series(1, 100000000)")
+
+        with closing(psycopg.connect(address, autocommit=True)) as connection:
+            connection.execute("CREATE TABLE numbers (number int)")
+            connection.execute("INSERT INTO numbers VALUES (1)")
+            backend = psutil.Process(connection.info.backend_pid)
+            busy = threading.Thread(target=insert, args=(connection,))
+            busy.start()
+            wait_until(lambda: backend.cpu_times().user > 0.1, "the backend is busy")
+            server.kill()
+            with suppress(psutil.NoSuchProcess):
+                assert backend.status() == psutil.STATUS_ZOMBIE
+            busy.join()
+        server.restart()
+        with closing(psycopg.connect(address)) as connection:
+            assert connection.execute("SELECT number FROM numbers").fetchall() == [(1,)]
+
+
+@contextmanager
+def _owner(place: Path) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
+    command, environ = [sys.executable, "-c", OWNER], {**os.environ, "TMPDIR": str(place)}
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_folder_ends_with_its_owner_or_when_the_next_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
+) -> None:
+    """A living owner keeps its folder; a killed one deletes nothing; what nobody has marked may be somebody's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    unmarked = tmp_path / f"{PREFIX}unmarked"
+    (unmarked / "data").mkdir(parents=True)
+    with _owner(tmp_path) as (process, theirs):
+        with temporary_folder() as ours, temporary_folder():
+            assert (theirs.exists(), ours.exists()) == (True, True)
+        process.send_signal(how)
+        process.wait(30)
+        assert theirs.exists() is (how is signal.SIGKILL)
+        with temporary_folder():
+            pass
+    assert list(tmp_path.iterdir()) == [unmarked]

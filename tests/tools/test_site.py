@@ -22,17 +22,9 @@ REPOSITORY = "https://github.com/celery-idempotent/celery-idempotent"
 LOADED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data"}
 """By element: the attribute that names what a browser fetches without being asked."""
 
-MODULES = {*PUBLIC, "celery_idempotent.testing"}
 OF_THE_ENGINE = {
-    "conflict_delay_ms",
-    "deadline_ms",
-    "fingerprint_selector",
-    "key_selector",
-    "label_selector",
-    "observed",
-    "outage_delay_ms",
-    "outcomes",
-    "scope_of",
+    *("conflict_delay_ms", "deadline_ms", "fingerprint_selector", "key_selector", "label_selector", "observed"),
+    *("outage_delay_ms", "outcomes", "scope_of"),
 }
 """Of a policy: what the engine reads of it, in its own units. Users have the fields."""
 
@@ -82,19 +74,20 @@ def test_pages_are_whole_without_another_host(site: Path, addresses: dict[str, A
     """No font, script or picture from elsewhere: opening a page tells nobody, and works without a network."""
     assert len(addresses) > 60
     elsewhere = re.compile("(https?:)?//")
-    assert {
-        page: found for page, each in addresses.items() if (found := set(filter(elsewhere.match, each.loaded)))
-    } == {}
+    assert {page for page, each in addresses.items() if any(map(elsewhere.match, each.loaded))} == set()
     styles = "".join(style.read_text() for style in site.rglob("*.css"))
     assert re.findall(r"@import|url\([\"']?(?:https?:)?//", styles) == []
 
 
-def test_links_into_the_repository_lead_to_files_of_it(addresses: dict[str, Addresses]) -> None:
-    """What is no page of the site is shown by the repository, whatever page the link is on."""
+def test_links_stay_on_the_site_or_lead_to_files_of_the_repository(addresses: dict[str, Addresses]) -> None:
+    """Also those to a page that the site includes, and those from it; what is no page the repository shows."""
     links = {link for each in addresses.values() for link in each.links if link.startswith(REPOSITORY)}
     paths = {re.split("[?#]", link)[0].split("/main/", 1)[1] for link in links if "/main/" in link}
     assert {"LICENSE", "example_project", "celery_idempotent/engine/claim.py"} <= paths
     assert {path for path in paths if not (ROOT / path).exists()} == set()
+    assert {path for path in paths if path.endswith(".md")} == {"tests/README.md"}
+    assert "../reference/glossary.html" in addresses["project/contributing.html"].links
+    assert "reference/failures.html" in addresses["index.html"].links
 
 
 @pytest.mark.parametrize(("beside", "missed"), [("tests/README.md", 0), ("PKG-INFO", 0), ("setup.py", 1)])
@@ -109,16 +102,6 @@ def test_a_link_leads_out_of_a_source_archive(beside: str, missed: int, tmp_path
     assert ended.stderr.count("target not found: '../tests/README.md'") == missed
 
 
-def test_links_to_pages_stay_on_the_site(addresses: dict[str, Addresses]) -> None:
-    """Also those to a file that the site includes, and those from it."""
-    assert "../reference/glossary.html" in addresses["project/contributing.html"].links
-    assert "reference/failures.html" in addresses["index.html"].links
-    shown = {
-        link for each in addresses.values() for link in each.links if re.match(rf"{REPOSITORY}/blob/main/.*\.md$", link)
-    }
-    assert shown == {f"{REPOSITORY}/blob/main/tests/README.md"}
-
-
 @pytest.fixture(scope="module")
 def described(site: Path) -> set[str]:
     """Every name of Python that some page describes, with its module."""
@@ -126,12 +109,21 @@ def described(site: Path) -> set[str]:
     return {line.split()[0] for line in listed.splitlines() if " py:" in line}
 
 
-def test_every_public_name_is_in_the_reference(described: set[str]) -> None:
-    """Under a public module that hands it on."""
-    names = {name for each in PUBLIC.values() for name in each} - {"__version__"}
-    modules = {name: {module for module, held in PUBLIC.items() if name in held} for name in names}
-    absent = {name for name, at in modules.items() if not {f"{module}.{name}" for module in at} & described}
-    assert absent == set()
+def test_every_public_name_and_member_is_in_the_reference(described: set[str]) -> None:
+    """Under a public module that hands it on; what a class of ours says of a member of its own is shown with it."""
+    modules = [*PUBLIC, "celery_idempotent.testing"]
+    held = {module: vars(importlib.import_module(module)) for module in modules}
+    for name in {name for each in PUBLIC.values() for name in each} - {"__version__"}:
+        assert {f"{module}.{name}" for module, names in PUBLIC.items() if name in names} & described, name
+    absent = {
+        f"{module}.{name}.{member}"
+        for module, names in held.items()
+        for name in names["__all__"]
+        if f"{module}.{name}" in described and isinstance(names[name], type)
+        for member, value in vars(names[name]).items()
+        if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property)) and value.__doc__
+    } - described
+    assert absent == {f"celery_idempotent.Policy.{name}" for name in OF_THE_ENGINE}
 
 
 def test_every_entry_is_where_its_link_leads(site: Path) -> None:
@@ -140,26 +132,6 @@ def test_every_entry_is_where_its_link_leads(site: Path) -> None:
     addresses = {link(see).removeprefix(f"{PAGES}/") for see in linked()}
     assert len(addresses) > 150
     assert {each for each in addresses if f'id="{each.split("#")[1]}"' not in pages[each.split(".html")[0]]} == set()
-
-
-def test_every_member_of_a_public_class_is_in_the_reference(described: set[str]) -> None:
-    """What a class of ours says of a method or property of its own is shown with the class."""
-    classes = {
-        f"{module}.{name}": vars(importlib.import_module(module))[name] for module in MODULES for name in _names(module)
-    }
-    absent = {
-        f"{path}.{member}"
-        for path, each in classes.items()
-        if path in described and isinstance(each, type)
-        for member, value in vars(each).items()
-        if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property)) and value.__doc__
-    } - described
-    assert absent == {f"celery_idempotent.Policy.{name}" for name in OF_THE_ENGINE}
-
-
-def _names(module: str) -> set[str]:
-    names: list[str] = vars(importlib.import_module(module))["__all__"]
-    return set(names)
 
 
 def test_no_page_is_longer_than_six_screens_or_wider_than_a_phone(site: Path, addresses: dict[str, Addresses]) -> None:

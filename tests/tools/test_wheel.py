@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
@@ -18,29 +17,15 @@ from readme_renderer.markdown import render
 
 from celery_idempotent.troubleshooting import PAGES
 from lab.embedded import EmbeddedRedis
+from tests.support.documents import ROOT
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ("celery_idempotent/", "pytest_celery_idempotent.py")
 HOME = "https://github.com/celery-idempotent/celery-idempotent"
 RAW = HOME.replace("github.com", "raw.githubusercontent.com")
 
 TESTED_BY = (
-    *(
-        "ephem",
-        "flask[async]",
-        "greenlet",
-        "httpx2",
-        "httpx2",
-        "hypothesis",
-        "logfmtkv",
-        "opentelemetry-sdk",
-        "psutil",
-        "pydantic",
-        "pytest",
-        "pytest-timeout",
-        "python-json-logger",
-        "pyyaml",
-    ),
+    *("ephem", "flask[async]", "greenlet", "httpx2", "hypothesis", "logfmtkv", "opentelemetry-sdk", "psutil"),
+    *("pydantic", "pytest", "pytest-timeout", "python-json-logger", "pyyaml"),
     *("pg8000", "psycopg[binary]", "psycopg2-binary", "pymysql"),
 )
 """What the unit tests import beyond the package and its extras, and the drivers that they expect to be installed."""
@@ -70,7 +55,7 @@ with start_worker(app, pool="solo", perform_ping_check=False):
 @pytest.fixture(scope="module")
 def tracked() -> set[str]:
     """The files of the project, by their paths from its root."""
-    listed = _run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     return {path for path in listed.splitlines() if (ROOT / path).is_file()}
 
 
@@ -78,14 +63,13 @@ def tracked() -> set[str]:
 def dist(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the source archive, and the wheel that was built from the archive."""
     checkout, dist = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
-    _copy(tracked, checkout)  # without what earlier builds left behind
-    _run(sys.executable, "-m", "build", "--outdir", str(dist), cwd=checkout)
+    copy(tracked, checkout)  # without what earlier builds left behind
+    run(sys.executable, "-m", "build", "--outdir", str(dist), cwd=checkout)
     return dist
 
 
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
-    """The wheel."""
     (wheel,) = dist.glob("*.whl")
     return wheel
 
@@ -98,70 +82,49 @@ def metadata(wheel: Path) -> Message:
         return message_from_bytes(archive.read(name))
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, tracked: set[str]) -> None:
-    """Every file of the package, whatever its kind; nothing of the lab, the tests, the example."""
+def test_the_distributions_hold_the_package_and_nothing_else(dist: Path, wheel: Path, tracked: set[str]) -> None:
+    """Every file of it, whatever its kind, and in the archive what it is built from and its pages; no lab, no tests."""
+    package = {path for path in tracked if path.startswith(PACKAGE)}
+    folder = "celery_idempotent"
+    assert {
+        f"{folder}/py.typed",
+        f"{folder}/stores/redis/swap.lua",
+        f"{folder}/contrib/web/static/style.css",
+    } <= package
     with ZipFile(wheel) as archive:
-        held = {each for each in archive.namelist() if ".dist-info/" not in each}
-    assert held == {path for path in tracked if path.startswith(PACKAGE)}
-
-
-@pytest.mark.parametrize(
-    "needed",
-    [
-        "celery_idempotent/py.typed",
-        "celery_idempotent/stores/redis/swap.lua",
-        "celery_idempotent/contrib/django/migrations/0001_initial.py",
-        "celery_idempotent/contrib/django/templates/celery_idempotent/admin/record.html",
-        "celery_idempotent/contrib/web/templates/record.html",
-        "celery_idempotent/contrib/web/static/style.css",
-    ],
-)
-def test_the_wheel_holds_what_is_no_module(wheel: Path, needed: str) -> None:
-    """Whatever moves: types for checkers, the script of Redis, migrations and templates of Django."""
-    with ZipFile(wheel) as archive:
-        assert needed in archive.namelist()
-
-
-def test_the_source_archive_holds_the_package_its_build_and_its_pages(dist: Path, tracked: set[str]) -> None:
-    """What the wheel is built from, and what there is to read; nothing of the lab, the tests, the example."""
-    (archive,) = dist.glob("*.tar.gz")
-    with tarfile.open(archive) as opened:
+        assert {each for each in archive.namelist() if ".dist-info/" not in each} == package
+    (source,) = dist.glob("*.tar.gz")
+    with tarfile.open(source) as opened:
         files = {each.name.split("/", 1)[1] for each in opened if each.isfile()}
     generated = {"PKG-INFO"} | {each for each in files if each.startswith("celery_idempotent.egg-info/")}
     built_with = {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py"}
-    beside = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
-    held = {path for path in tracked if path.startswith((*PACKAGE, "docs/"))}
-    assert files - generated == built_with | beside | held
+    pages = {path for path in tracked if path.startswith("docs/")} | {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    assert files - generated == built_with | package | pages
 
 
 def test_an_index_accepts_the_distributions(dist: Path) -> None:
     """With a description that it can show."""
-    _run(sys.executable, "-m", "twine", "check", "--strict", *(str(each) for each in dist.iterdir()), cwd=dist)
+    run(sys.executable, "-m", "twine", "check", "--strict", *(str(each) for each in dist.iterdir()), cwd=dist)
 
 
-def test_links_of_the_description_live_on_an_index_page(metadata: Message, tracked: set[str]) -> None:
-    """They are absolute, and those into the project lead to a file or folder of it."""
-    page = render(str(metadata.get_payload()), variant="GFM")
+def test_links_and_pictures_of_the_description_live_on_an_index_page(metadata: Message) -> None:
+    """They are absolute; those into the project lead to a file of it, and pictures are fetched as files."""
+    text = str(metadata.get_payload())
+    page = render(text, variant="GFM")
     assert page is not None
-    links = {link for link in _links(page) if not link.startswith("#user-content-")}  # of each heading to itself
+    links = {link for link in re.findall('href="([^"]*)', page) if not link.startswith("#user-content-")}
     assert {link for link in links if not link.startswith("https://")} == set()
     paths = {link.removeprefix(f"{HOME}/blob/main/").split("#")[0] for link in links if link.startswith(HOME)}
     assert len(paths) > 10
     assert {path for path in paths if not (ROOT / path).exists()} == set()
-
-
-def test_pictures_of_the_description_are_seen_on_an_index_page(metadata: Message) -> None:
-    """They are fetched as files, not as the pages on which the repository shows them."""
-    pictures = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", str(metadata.get_payload()))
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text)
     assert [each.removeprefix(f"{RAW}/main/") for each in pictures] == ["docs/pictures/demo.svg"]
 
 
 def test_metadata_names_the_project_and_its_pages(metadata: Message) -> None:
     """The people are the contributors; each page of the project has a link of its own."""
-    assert metadata["Author"] == "celery-idempotent contributors"
-    assert metadata["License-Expression"] == "Apache-2.0"
-    pages = dict(each.split(", ") for each in metadata.get_all("Project-URL", []))
-    assert pages == {
+    assert (metadata["Author"], metadata["License-Expression"]) == ("celery-idempotent contributors", "Apache-2.0")
+    assert dict(each.split(", ") for each in metadata.get_all("Project-URL", [])) == {
         "Source": HOME,
         "Changelog": f"{HOME}/blob/main/CHANGELOG.md",
         "Documentation": PAGES.removesuffix("troubleshooting"),
@@ -173,13 +136,12 @@ def test_metadata_names_the_project_and_its_pages(metadata: Message) -> None:
 @pytest.mark.timeout(600)
 def test_unit_tests_pass_against_the_wheel(wheel: Path, tracked: set[str], tmp_path: Path) -> None:
     """In an environment that has nothing else, beside a checkout without the package."""
-    python = _environment(tmp_path / "environment", f"{wheel}[cipher,dynamodb,flask,otel,redis,sql,web]", *TESTED_BY)
+    python = environment(tmp_path / "environment", f"{wheel}[cipher,dynamodb,flask,otel,redis,sql,web]", *TESTED_BY)
     checkout = tmp_path / "checkout"
-    _copy({path for path in tracked if not path.startswith(PACKAGE)}, checkout)
-    imported = _run(str(python), "-c", "import celery_idempotent as it; print(it.__file__)", cwd=checkout)
+    copy({path for path in tracked if not path.startswith(PACKAGE)}, checkout)
+    imported = run(str(python), "-c", "import celery_idempotent as it; print(it.__file__)", cwd=checkout)
     assert Path(imported.strip()).is_relative_to(tmp_path / "environment")
-    tests = _run(str(python), "-m", "pytest", "tests/unit", "-q", cwd=checkout)
-    assert " passed" in tests.splitlines()[-1]
+    assert " passed" in run(str(python), "-m", "pytest", "tests/unit", "-q", cwd=checkout).splitlines()[-1]
 
 
 @pytest.mark.timeout(300)
@@ -187,40 +149,35 @@ def test_the_redis_extra_is_all_that_a_shop_on_redis_needs(
     wheel: Path, redis_server: EmbeddedRedis, tmp_path: Path
 ) -> None:
     """Broker, result backend and store: one order delivered three times is charged once."""
-    python = _environment(tmp_path / "environment", f"{wheel}[redis]")
+    python = environment(tmp_path / "environment", f"{wheel}[redis]")
     (tmp_path / "shop.py").write_text(SHOP)
-    assert _run(str(python), "shop.py", redis_server.url, cwd=tmp_path).split() == ["1", "1", "1", "1"]
+    assert run(str(python), "shop.py", redis_server.url, cwd=tmp_path).split() == ["1", "1", "1", "1"]
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_tutorial_does_what_it_says(wheel: Path) -> None:
     """Each file, command and output of the page, in its order, in two terminals and an environment that is empty."""
-    done = _run(sys.executable, "-m", "tests.support.tutorial", str(wheel), cwd=ROOT)
+    done = run(sys.executable, "-m", "tests.support.tutorial", str(wheel), cwd=ROOT)
     assert done.startswith("the tutorial does what it says")
 
 
-def _environment(folder: Path, *requirements: str) -> Path:
+def environment(folder: Path, *requirements: str) -> Path:
     """A new environment with `requirements` and what they need; gives its interpreter."""
-    _run(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=folder.parent)
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=folder.parent)
     python = folder / "bin" / "python"
     install = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile")
-    _run(*install, *requirements, cwd=folder)
+    run(*install, *requirements, cwd=folder)
     return python
 
 
-def _copy(paths: set[str], target: Path) -> None:
+def copy(paths: set[str], target: Path) -> None:
     for path in paths:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, target / path)
 
 
-def _links(page: str) -> Iterator[str]:
-    for part in page.split('href="')[1:]:
-        yield part.split('"')[0]
-
-
-def _run(*command: str, cwd: Path) -> str:
+def run(*command: str, cwd: Path) -> str:
     """What a command prints; what it printed is in the failure if it fails."""
     ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     assert ended.returncode == 0, f"{' '.join(command)}\n{ended.stdout}\n{ended.stderr}"

@@ -38,6 +38,10 @@ class Row:
     time: float = field(default_factory=time.time)
 
 
+LEDGERS = ("ledger", "bank")
+"""By name, what a folder has. The bank last: what the workers say they have done is in its books by then."""
+
+
 class Ledger:
     """Rows in a file of JSON lines."""
 
@@ -88,3 +92,8 @@ def _parse(line: bytes) -> Row | None:
         return Row(**json.loads(line))
     except ValueError:
         return None
+
+
+def rows_in(folder: Path) -> list[Row]:
+    """What is noted in a folder: by its ledger and by the bank's books."""
+    return [row for name in LEDGERS for row in Ledger(folder / f"{name}.jsonl").rows()]

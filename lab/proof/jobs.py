@@ -5,6 +5,7 @@ itself when nobody reads it any more.
 """
 
 import json
+import logging
 import os
 import queue
 import subprocess
@@ -14,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-__all__ = ["CREDENTIALS", "Progress", "fan_out", "job", "report"]
 
 Progress = Callable[[int], None]
 """Called with the number of tasks done since the last call."""
@@ -33,13 +32,28 @@ def fan_out(module: str, common: Mapping[str, Any], processes: int) -> Iterator[
         RuntimeError: A worker failed.
     """
     reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+
+    def read(worker: "subprocess.Popen[str]") -> None:
+        assert worker.stdout is not None
+        for line in worker.stdout:
+            reports.put(json.loads(line))
+        reports.put(None)
+
     with ExitStack() as stack:
         workers = []
         for share in range(processes):
-            worker = _start(module, {**common, "share": share, "of": processes})
-            stack.callback(_stop, worker)
-            workers.append(worker)
-            threading.Thread(target=_read, args=(worker, reports), daemon=True).start()
+            given = json.dumps({**common, "share": share, "of": processes})
+            worker = subprocess.Popen(
+                [sys.executable, "-m", module, given],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=_ROOT,
+                env={**os.environ, **CREDENTIALS},
+            )
+            workers.append(stack.enter_context(worker))
+            stack.callback(worker.kill)
+            threading.Thread(target=read, args=(worker,), daemon=True).start()
         for _ in workers:
             yield from iter(reports.get, None)
         failed = [worker.args for worker in workers if worker.wait()]
@@ -48,7 +62,8 @@ def fan_out(module: str, common: Mapping[str, Any], processes: int) -> Iterator[
 
 
 def job() -> dict[str, Any]:
-    """In a worker process: what it is to do."""
+    """In a worker process: what it is to do. Outages are what is wanted there, and nobody reads their log."""
+    logging.getLogger("celery_idempotent").setLevel(logging.CRITICAL)
     given: dict[str, Any] = json.loads(sys.argv[1])
     return given
 
@@ -60,28 +75,3 @@ def report(found: Mapping[str, Any]) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os._exit(1)
-
-
-def _start(module: str, given: Mapping[str, Any]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", module, json.dumps(given)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=_ROOT,
-        env={**os.environ, **CREDENTIALS},
-    )
-
-
-def _read(worker: subprocess.Popen[str], reports: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
-    assert worker.stdout is not None
-    for line in worker.stdout:
-        reports.put(json.loads(line))
-    reports.put(None)
-
-
-def _stop(worker: subprocess.Popen[str]) -> None:
-    worker.kill()
-    worker.wait()
-    assert worker.stdout is not None
-    worker.stdout.close()

@@ -1,0 +1,713 @@
+"""Real processes, killed by SIGKILL at every point of an attempt and of every kind of effect, over a real store.
+
+A point is before and after each thing that store, body and receiver do: every point, every pair of points, then random
+sequences. Another sweep has no hook at all: ``strace`` kills the process at its n-th system call of a kind, for every n
+until the attempt ends normally. After the kills come two clean deliveries past the lease.
+
+What happened is counted by receivers that do what they are asked, as often as they are asked, by their own rules: a
+ledger without a unique constraint, an API that honours keys, an index that checks fences, a table of the store's own.
+Some kinds keep every result as an object: after each delivery, each object that the record points to must be there.
+
+A delivery that is to die is a fork of a warm parent, which goes on using the same store, as a worker's parent may.
+A client of DynamoDB costs more than all the rest of a delivery: there it is another one, made before the fork, which
+had no connection then.
+"""
+
+import gc
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import uuid4
+
+import boto3
+from sqlalchemy import Column, MetaData, NullPool, String, Table, create_engine, func, insert, make_url, select
+
+from celery_idempotent.engine.attempt import ProtectedAttempt
+from celery_idempotent.engine.claim import Claim, effect_key
+from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent.protocol.contents import ContentLost, Slot, contents_of
+from celery_idempotent.protocol.effects import AtMostOnce
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.steps import Step
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.stores import open_store
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.objects import LargeResults, ObjectStore, open_large_results
+from celery_idempotent.stores.objects.folder import FolderObjects
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.stores.wrappers import Offloading
+from celery_idempotent.testing import StoreWrapper
+from lab.embedded.aws import REGION
+from lab.folders import temporary_folder
+from lab.ledger import Ledger
+from lab.ledger import Row as Fact
+from lab.proof.flaws import FLAWS
+from lab.proof.jobs import Progress, fan_out, job, report
+from lab.proof.table import CONTROL, Row
+from lab.proof.targets import TARGETS, start
+from lab.proof.verdicts import (
+    CODEC,
+    FINAL,
+    PROMISES,
+    Promise,
+    Result,
+    Seen,
+    Tally,
+    Told,
+    Verdict,
+    breaches,
+    operation,
+    snapshot,
+)
+from lab.proof.ways import WAYS
+
+_MOST_KILLS = 4
+_POINTS = 10
+"""Bounds of random sequences: kills of one task, and how far into a delivery they reach."""
+
+_SLACK = 11_000
+"""Milliseconds beyond a lease: so much that no two processes' guesses at a server's clock differ by it."""
+
+
+class Kind(StrEnum):
+    """What a body does; the last is often taken for enough, and is judged as if it were."""
+
+    AT_LEAST_ONCE = "at least once"
+    AT_MOST_ONCE = "at most once"
+    EXACTLY_ONCE = "exactly once"
+    STEP = "step"
+    REFUSED_STEP = "step under refuse"
+    KEYED_STEP = "step with a key"
+    FENCED_STEP = "fenced step"
+    COMMIT = "commit"
+    TRANSACTION = "transaction"
+    LARGE_RESULT = "step and result as objects"
+    LARGE_COMMIT = "commit of an object"
+    LARGE_TRANSACTION = "transaction with an object"
+    TOKEN_ALONE = "fencing token alone"
+
+    @cached_property
+    def promise(self) -> Promise:
+        """Of its effect."""
+        if self.is_bare:
+            return PROMISES[self]
+        most = None if self is Kind.STEP else 1
+        return Promise(self, "rerun", most, keyed=self in _BY_KEY, doubtful=self is Kind.REFUSED_STEP)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the body has its effect without a step."""
+        return self in PROMISES
+
+    @property
+    def is_large(self) -> bool:
+        """Whether results are kept as objects."""
+        return "object" in self
+
+
+BARE = tuple(each for each in Kind if each.is_bare)
+EFFECTS = tuple(each for each in Kind if not each.is_bare)
+_BY_KEY = {Kind.KEYED_STEP, Kind.LARGE_RESULT}
+_FENCED = {Kind.FENCED_STEP, Kind.TOKEN_ALONE}
+_IN_TABLE = {Kind.COMMIT, Kind.TRANSACTION, Kind.LARGE_COMMIT, Kind.LARGE_TRANSACTION}
+
+
+def kinds_of(store: str) -> tuple[Kind, ...]:
+    """The kinds of effect that a store of that name can serve."""
+    absent = set() if store == "dynamodb" else {Kind.COMMIT, Kind.LARGE_COMMIT}
+    absent |= set() if store in {"postgres", "mariadb", "sqlite"} else {Kind.TRANSACTION, Kind.LARGE_TRANSACTION}
+    return tuple(each for each in EFFECTS if each not in absent)
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One delivery that dies.
+
+    Args:
+        at: The point, counted from 1 in the order in which the delivery reaches them.
+        late: Whether it comes after the lease before it is over, or at once.
+        call: The system call to count instead of points.
+    """
+
+    at: int
+    late: bool = True
+    call: str | None = None
+
+    def __str__(self) -> str:
+        return f"{'late' if self.late else 'early'} delivery killed at {self.call or 'point'} {self.at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task and how it is attacked."""
+
+    kind: Kind
+    kills: tuple[Kill, ...]
+    renews: bool = False
+    early: bool = False
+
+    def __str__(self) -> str:
+        parts = [self.kind, "renewing" if self.renews else "plain", *map(str, self.kills)]
+        return ", ".join([*parts, "early clean delivery"] if self.early else parts)
+
+
+class Points:
+    """Counts the points that a delivery reaches, notes what it does, and dies at the point it was told."""
+
+    def __init__(self, ledger: Ledger, kill_at: int | None) -> None:
+        self._ledger = ledger
+        self._kill_at = kill_at
+        self._reached = 0
+
+    def note(self, what: str, **details: Any) -> None:
+        self._ledger.append(Fact(what=what, **details))
+
+    def reach(self, name: str) -> None:
+        """Count the point called ``name``; this process may end here."""
+        self._reached += 1
+        if self._reached == self._kill_at:
+            self.note("killed", point=name)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _DyingStore(StoreWrapper):
+    """A store on a clock that is ahead, whose every write is two points, and which notes what the write did."""
+
+    def __init__(self, store: Any, ahead: int, points: Points) -> None:
+        super().__init__(store)
+        self._inner, self._ahead, self._points = store, ahead, points
+        self._token = 0
+
+    def now(self) -> int:
+        return self.store.now() + self._ahead
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        return self._written(new, lambda: self.store.swap(new, expected))
+
+    def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
+        return self._written(new, lambda: self._inner.swap_with(new, expected, writes))
+
+    def begin(self, using: Any = None) -> Any:
+        self._points.reach("before the transaction begins")
+        return _DyingTransaction(self._inner.begin(using), self._points)
+
+    def _written(self, new: Record, write: Callable[[], Record | None]) -> Record | None:
+        name = self._name(new)
+        self._points.reach(f"before the {name}")
+        stored = write()
+        won = stored is not None and stored.revision == new.revision
+        self._points.note("swap", task=name, attempt=won)
+        if won and new.status is Status.IN_PROGRESS and new.fencing_token != self._token:
+            self._token = new.fencing_token
+            self._points.note("claimed", token=new.fencing_token)
+        if stored is not None and stored.status in FINAL:
+            self._points.note("final", reference=snapshot(stored), key=stored.status)
+        self._points.reach(f"{name} {'stored' if won else 'refused'}, reply not read")
+        return stored
+
+    def _name(self, new: Record) -> str:
+        if new.status is not Status.IN_PROGRESS:
+            return {Status.COMPLETED: "completion", Status.UNKNOWN: "giving up"}.get(new.status, "ending")
+        if new.fencing_token != self._token:
+            return "takeover claim" if new.takeovers else "claim"
+        return "checkpoint" if new.steps else "renewal"
+
+
+class _DyingTransaction:
+    """A transaction whose commit is two points."""
+
+    def __init__(self, transaction: Any, points: Points) -> None:
+        self._points = points
+        self.connection, self._transaction = transaction.connection, transaction
+        self.enqueue, self.rollback = transaction.enqueue, transaction.rollback
+
+    def swap(self, new: Record, expected: str | None) -> Any:
+        self._points.reach("before the record is written in the transaction")
+        return self._transaction.swap(new, expected)
+
+    def commit(self) -> None:
+        self._points.reach("before the commit")
+        self._transaction.commit()
+        self._points.note("swap", task="completion", attempt=1)
+        self._points.reach("committed, reply not read")
+
+
+class _DyingObjects:
+    """Objects whose every request is two points."""
+
+    def __init__(self, objects: ObjectStore, points: Points) -> None:
+        self._objects, self._points = objects, points
+
+    def put(self, name: str, data: bytes) -> None:
+        self._points.reach("before the object is written")
+        self._objects.put(name, data)
+        self._points.reach("object written, reply not read")
+
+    def get(self, name: str) -> bytes:
+        self._points.reach("before the object is read")
+        data = self._objects.get(name)
+        self._points.reach("object read")
+        return data
+
+    def delete(self, name: str) -> None:
+        raise AssertionError
+
+
+class _DynamoDBTable:
+    """Counts in an item: an update adds one."""
+
+    def __init__(self, store: DynamoDBStore) -> None:
+        self._store, self._table = store, f"effects-{uuid4().hex}"
+        store._connected().create_table(
+            TableName=self._table,
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
+            KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
+        )
+
+    def commit(self, key: str, handle: ProtectedAttempt) -> None:
+        add = {"UpdateExpression": "ADD #effects :one", "ExpressionAttributeNames": {"#effects": "effects"}}
+        values = {"ExpressionAttributeValues": {":one": 1}}
+        handle.commit("done", [{"Update": {"TableName": self._table, "Key": {"key": key}, **add, **values}}])
+
+    def count(self, key: str) -> int:
+        asked: Any = {"TableName": self._table, "Key": {"key": {"S": key}}, "ConsistentRead": True}
+        found = self._store._connected().get_item(**asked)
+        return int(found["Item"]["effects"]["N"]) if "Item" in found else 0
+
+
+class _SQLTable:
+    """One row for each effect, without a unique constraint."""
+
+    def __init__(self, url: str) -> None:
+        columns = Column("key", String(200)), Column("nonce", String(40))
+        self._table = Table(f"effects_{uuid4().hex}", MetaData(), *columns)
+        # Nothing that is open may cross the forks.
+        self._engine = create_engine(make_url(url).set(query={}), poolclass=NullPool)
+        self._table.create(self._engine)
+
+    def commit(self, key: str, handle: ProtectedAttempt) -> None:
+        with handle.transaction() as transaction:
+            transaction.execute(insert(self._table).values(key=key, nonce=uuid4().hex))
+            transaction.done("done")
+
+    def count(self, key: str) -> int:
+        with self._engine.connect() as connection:
+            asked = select(func.count()).select_from(self._table).where(self._table.c.key == key)
+            return int(connection.execute(asked).scalar_one())
+
+
+class _Index:
+    """Entries under a lock that the kernel releases when its holder is killed; it checks fences."""
+
+    def __init__(self, path: Path) -> None:
+        self._ledger = Ledger(path)
+
+    def raise_fence(self, token: int) -> None:
+        self._ledger.append(Fact(what="fence", token=token))
+
+    def find(self) -> str | None:
+        return "done" if self.count() else None
+
+    def add(self, token: int) -> str:
+        with self._ledger.locked():
+            if token < max((row.token for row in self._ledger.rows() if row.what == "fence"), default=0):
+                raise PermissionError("fenced off")
+            self._ledger.append(Fact(what="entry"))
+        return "done"
+
+    def count(self) -> int:
+        return sum(row.what == "entry" for row in self._ledger.rows())
+
+
+class _Attacker:
+    """Delivers tasks in forks of itself and kills them; it makes the clean deliveries itself.
+
+    A survivor in the same process costs a tenth of a fork. Its heartbeat is its own: a fork inherits its lock and
+    never touches it.
+    """
+
+    def __init__(self, url: str, folder: Path, flaw: str, way: str) -> None:
+        opened = open_store(url)
+        opened.provision()
+        self._own_store = FLAWS[flaw](opened)
+        self._store = FLAWS[flaw](_warm(url)) if isinstance(opened, DynamoDBStore) else self._own_store
+        self._own_heartbeat, self._way, self._folder = Heartbeat(), way, folder
+        self._ledger, self._read = Ledger(folder / "ledger"), 0
+        (folder / "objects").mkdir()
+        self._objects: ObjectStore = FolderObjects(folder / "objects")
+        self._table: Any = None
+        if isinstance(opened, DynamoDBStore):
+            self._objects, self._table = _bucket(opened), _DynamoDBTable(opened)
+        elif isinstance(opened, SQLStore):
+            self._table = _SQLTable(url)
+        gc.collect()
+        gc.freeze()  # the children then touch no garbage collector's header, and fewer pages are copied
+
+    def attack(self, task: Task) -> tuple[Verdict, bool]:
+        """One task's verdict, and whether all its kills struck."""
+        key, ahead = f"proof:1:{uuid4().hex}", 0
+        lease = task.kind.promise.policy.lease_ms + _SLACK
+        histories: list[list[Fact]] = []
+        for kill in (*task.kills, *((Kill(0, late=False),) if task.early else ()), Kill(0), Kill(0)):
+            ahead += lease * kill.late
+            self._deliver(task, key, len(histories), ahead, kill)
+            if task.kind.is_large:
+                self._note_dangling(key)
+            rows, self._read = self._ledger.since(self._read)
+            histories.append(rows)
+        struck = [any(row.what == "killed" for row in rows) for rows in histories[: len(task.kills)]]
+        return _judged(task, histories, self._count(task.kind, key, histories)), all(struck)
+
+    def _deliver(self, task: Task, key: str, number: int, ahead: int, kill: Kill) -> None:
+        points = Points(self._ledger, kill.at if kill.at and not kill.call else None)
+
+        def deliver(store: Store, heartbeat: Heartbeat) -> None:
+            # Without a hook nobody notes how far it came.
+            dying: Any = _LaterStore(store, ahead) if kill.call else _DyingStore(store, ahead, points)
+            if task.kind.is_large:
+                dying = Offloading(dying, LargeResults(_DyingObjects(self._objects, points), over=0))
+            delivered = operation(key, task.kind.promise, number)
+            told = WAYS[self._way](
+                delivered,
+                dying,
+                heartbeat,
+                lambda event: points.note("event", task=event.name),
+                lambda claim: self._body(task, key, points, claim),
+            )
+            points.reach("everything done, not acknowledged")
+            points.note("told", task=told.how, reference=told.value or "")
+
+        if not kill.at:
+            deliver(self._own_store, self._own_heartbeat)
+            return
+        gate, opener = os.pipe()
+
+        def wait_and_deliver() -> None:
+            os.close(opener)
+            os.read(gate, 1)
+            deliver(self._store, Heartbeat())
+
+        child = os.fork() or _live_and_end(wait_and_deliver)
+        os.close(gate)
+        tracer = _trace(child, kill.call, kill.at) if kill.call else None
+        os.close(opener)
+        if tracer:
+            tracer.communicate()
+        _, ended = os.waitpid(child, 0)
+        if kill.call and os.WIFSIGNALED(ended):
+            points.note("killed", point=f"{kill.call} {kill.at}")
+        elif ended and not os.WIFSIGNALED(ended):
+            raise RuntimeError(f"delivery {number} of {task} ended with status {ended}")
+
+    def _body(self, task: Task, key: str, points: Points, claim: Claim | None) -> str:
+        assert claim is not None
+        receipt = effect_key(claim.key, "charge") if task.kind.promise.keyed else uuid4().hex
+
+        def noted(name: str, act: Callable[[Step], Any]) -> Callable[[Step], Any]:
+            def call(step: Step) -> Any:
+                points.reach(f"before {name}")
+                answer = act(step)
+                points.reach(f"after {name}")
+                return answer
+
+            return call
+
+        effect = noted("the effect", lambda step: points.note("effect", reference=receipt))
+        if task.kind.is_bare:
+            points.reach("the body begins")
+            self._renew(task, claim)
+            effect(None)  # type: ignore[arg-type]  # there is no step
+            self._renew(task, claim)
+            return receipt
+        handle = ProtectedAttempt(
+            claim, CODEC, effects={"effect": AtMostOnce()} if task.kind is Kind.REFUSED_STEP else None
+        )
+        index = self._index(key)
+        if task.kind in _IN_TABLE:
+            self._table.commit(key, handle)
+        elif task.kind in _FENCED:
+            handle.fenced_step(
+                "effect",
+                fence=noted("the fence", lambda step: index.raise_fence(step.fencing_token)),
+                probe=lambda step: index.find() if task.kind is Kind.FENCED_STEP else None,
+                act=noted("the effect", lambda step: index.add(step.fencing_token)),
+            )
+        else:
+            handle.step("effect", effect)
+        return "done"
+
+    @staticmethod
+    def _renew(task: Task, claim: Claim) -> None:
+        if task.renews:
+            claim.renew()
+
+    def _index(self, key: str) -> _Index:
+        return _Index(self._folder / f"index-{key.rpartition(':')[2]}")
+
+    def _count(self, kind: Kind, key: str, histories: Iterable[Sequence[Fact]]) -> int:
+        if kind in _IN_TABLE:
+            return int(self._table.count(key))
+        if kind in _FENCED:
+            return self._index(key).count()
+        receipts = [row.reference for rows in histories for row in rows if row.what == "effect"]
+        return len(set(receipts) if kind.promise.keyed else receipts)
+
+    def _note_dangling(self, key: str) -> None:
+        """Note what the record points to, and is not there or not what was written."""
+        record = self._own_store.get(key)
+        offloading = Offloading(self._own_store, LargeResults(self._objects, over=0))
+        for name, encoded in contents_of(record) if record else ():
+            try:
+                offloading.unpack(encoded, Slot(key, "result", name))
+            except ContentLost as error:
+                self._ledger.append(Fact(what="dangling", reference=str(error)))
+
+
+class _LaterStore(StoreWrapper):
+    def __init__(self, store: Store, ahead: int) -> None:
+        super().__init__(store)
+        self._ahead = ahead
+
+    def now(self) -> int:
+        return self.store.now() + self._ahead
+
+
+def _live_and_end(deliver: Callable[[], None]) -> NoReturn:
+    """A forked child never returns into its parent's code, whatever happens."""
+    ended = 1
+    try:
+        deliver()
+        ended = 0
+    except BaseException:  # noqa: BLE001 - the parent sees the status and stops
+        traceback.print_exc()
+    finally:
+        os._exit(ended)
+
+
+def _trace(child: int, call: str, nth: int) -> "subprocess.Popen[str]":
+    traced = ("-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={nth}")
+    tracer = subprocess.Popen(["strace", "-f", "-p", str(child), *traced], stderr=subprocess.PIPE, text=True)
+    assert tracer.stderr is not None
+    said = tracer.stderr.readline()
+    if "attached" not in said:
+        tracer.kill()
+        os.kill(child, signal.SIGKILL)
+        raise RuntimeError(f"strace: {said}")
+    return tracer
+
+
+def _warm(url: str) -> DynamoDBStore:
+    """A DynamoDB that forks of this process may use at little cost."""
+    store = DynamoDBStore.from_url(url)
+    client = store._connected()
+    client.close()  # its sockets, not the client: the first request of each child opens its own
+    return DynamoDBStore(store.table, client=lambda: client)
+
+
+def _bucket(store: DynamoDBStore) -> ObjectStore:
+    """A bucket on the same server."""
+    name, endpoint = f"objects-{uuid4().hex}", store._connected().meta.endpoint_url
+    session = boto3.session.Session("test", "test", region_name=REGION)
+    session.client("s3", endpoint_url=endpoint).create_bucket(Bucket=name)
+    return open_large_results(f"s3://test:test@{name}?endpoint={endpoint}&region={REGION}").objects
+
+
+def _judged(task: Task, histories: list[list[Fact]], effects: int) -> Verdict:
+    """What must follow from the points at which deliveries died, against what the ledger says."""
+    rows = [row for history in histories for row in history]
+
+    def of(what: str) -> list[Fact]:
+        return [row for row in rows if row.what == what]
+
+    def stored(history: list[Fact]) -> bool:
+        return any(row.what == "swap" and row.task == "completion" and row.attempt for row in history)
+
+    def left(what: str) -> int:
+        """How many deliveries came so far, and did not live to complete."""
+        return sum(any(row.what == what for row in history) and not stored(history) for history in histories)
+
+    is_traced = any(kill.call for kill in task.kills)  # nobody noted how far it came
+    told = [Told(row.task, row.reference) for row in of("told")]
+    finals = of("final")
+    again = left("effect")
+    seen = Seen(
+        promise=task.kind.promise,
+        effects=effects,
+        told=told,
+        clean=told[-2:],
+        status=Status(finals[-1].key) if finals else None,
+        tokens=[row.token for row in of("claimed")],
+        excused=again if task.kind.is_bare and task.kind is not Kind.EXACTLY_ONCE else None,
+        may_be_unknown=is_traced or not task.kind.is_bare or bool(left("claimed")),
+    )
+    problems = list(breaches(seen))
+    if len({row.reference for row in finals}) > 1:
+        problems.append("a final state was changed")
+    if task.kind is Kind.AT_LEAST_ONCE and not is_traced and effects != 1 + again:
+        problems.append(f"the body had its effect {effects} times, and {again} deliveries died after it")
+    if task.kind is Kind.AT_MOST_ONCE and not is_traced and left("claimed") and not seen.unknown:
+        problems.append("a claim was abandoned, and somebody ran again")
+    problems += [f"the record points to what is not there ({row.reference})" for row in of("dangling")]
+    return Verdict(
+        task=str(task),
+        promise=task.kind,
+        deliveries=len(histories),
+        faults=dict(Counter(row.point for row in of("killed"))),
+        effects=effects,
+        unknown=seen.unknown,
+        unexplained=seen.unknown and not seen.may_be_unknown,
+        stuck=seen.stuck,
+        takeovers=sum(row.task == "taken_over" for row in of("event")),
+        requests=len(of("swap")),
+        problems=tuple(problems),
+    )
+
+
+_Attack = Callable[[Task], bool]
+"""Attacks and reports; whether all kills struck."""
+
+
+def _everywhere(attack: _Attack, tasks: Iterable[Task], share: int, of: int) -> None:
+    """Kill one more delivery of each task, at every point until one survives."""
+    for task in tasks:
+        for at in itertools.count(1 + share, of):
+            if not attack(replace(task, kills=(*task.kills, Kill(at)))):
+                break
+
+
+def _variants(kinds: Iterable[Kind]) -> list[Task]:
+    return [Task(kind, (), renews) for kind in kinds for renews in ((False, True) if kind.is_bare else (False,))]
+
+
+def _pairs(attack: _Attack, kinds: Iterable[Kind], share: int, of: int) -> None:
+    """Every point of the first delivery with every point of the second, before and after the lease is over."""
+    for task in _variants(kinds):
+        for late in (True, False) if task.kind.is_bare else (True,):
+            for first in itertools.count(1 + share, of):
+                for second in itertools.count(1):
+                    if not attack(replace(task, kills=(Kill(first), Kill(second, late)))):
+                        break
+                if second == 1 and not attack(replace(task, kills=(Kill(first),))):
+                    break
+
+
+def _random_task(seed: int, number: int) -> Task:
+    rng = random.Random(f"{seed}:{number}")
+    task = rng.choice(_variants(BARE))
+    kills = tuple(Kill(rng.randint(1, _POINTS), rng.random() < 0.7) for _ in range(rng.randint(1, _MOST_KILLS)))
+    return replace(task, kills=kills, early=rng.random() < 0.3)
+
+
+def _system_calls(attack: _Attack, kinds: Iterable[Kind], calls: Sequence[str], share: int, of: int) -> None:
+    """Every system call by which an attempt talks to the store or to its ledger."""
+    for kind, call in list(itertools.product(kinds, (*calls, "write")))[share::of]:
+        for nth in itertools.count(1):
+            if not attack(Task(kind, (Kill(nth, call=call),))):
+                break
+
+
+def why_no_ptrace() -> str | None:
+    """Why processes cannot be traced here, or None if they can."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    probe = subprocess.run(["strace", "-e", "trace=none", "true"], capture_output=True, text=True, check=False)
+    return None if probe.returncode == 0 else f"ptrace is not permitted: {probe.stderr.strip()}"
+
+
+def sweep(
+    how: str,
+    kinds: Sequence[str] = BARE,
+    *,
+    tasks: int = 0,
+    seed: int = 0,
+    progress: Progress = lambda done: None,
+    processes: int = 2,
+    target: str = "dynamodb",
+    url: str | None = None,
+    flaw: str = "none",
+    way: str = "delivery",
+) -> Result:
+    """Run one sweep.
+
+    Args:
+        how: ``"brief"`` (every point once), ``"singles"`` (and with renewals, and early clean deliveries), ``"points"``
+            (singles, pairs, and random sequences until ``tasks`` are done) or ``"system calls"``.
+        kinds: What bodies do; random sequences take all bare ones.
+        target: The kind of store, by its name in :data:`lab.proof.targets.TARGETS`.
+        url: The store to use; default: a new one.
+        flaw: What is broken on purpose, by its name in :data:`lab.proof.flaws.FLAWS`.
+        way: How bodies are delivered, by its name in :data:`lab.proof.ways.WAYS`.
+    """
+    tally, points = Tally(), Counter[str]()
+    with ExitStack() as stack:
+        place = url or stack.enter_context(start(target)).url
+        began = time.monotonic()
+        common = {"how": how, "kinds": kinds, "tasks": tasks, "seed": seed, "url": place, "flaw": flaw, "way": way}
+        for found in fan_out("lab.proof.sweep", {**common, "calls": TARGETS[target].calls}, processes):
+            tally.add(Verdict.from_json(found))
+            points.update(found["faults"])
+            progress(1)
+    campaign = "SIGKILL at every system call" if how == "system calls" else "SIGKILL at every point"
+    rows = tally.rows(
+        store=TARGETS[target].label,
+        campaign=campaign if set(kinds) <= set(BARE) else f"{campaign} of an effect",
+        seconds=round(time.monotonic() - began, 1),
+        seed=seed if tasks else None,
+    )
+    rows = [replace(row, system=CONTROL) if row.promise == Kind.TOKEN_ALONE else row for row in rows]
+    return Result(tally, rows, points)
+
+
+def run(target: str, progress: Progress, *, tasks: int, seed: int) -> list[Row]:
+    """Every point and, with ``tasks``, every pair and random sequences; every system call, where that can be traced."""
+    rows = sweep("points" if tasks else "singles", target=target, tasks=tasks, seed=seed, progress=progress).rows
+    if why_no_ptrace() is None:
+        rows += sweep("system calls", target=target, progress=progress).rows
+    return rows
+
+
+def _work(given: Mapping[str, Any]) -> None:
+    """In a worker process: attack this share of the tasks."""
+    done, share, of = 0, given["share"], given["of"]
+    kinds = [Kind(each) for each in given["kinds"]]
+    with temporary_folder() as folder:
+        attacker = _Attacker(given["url"], folder, given["flaw"], given["way"])
+
+        def attack(task: Task) -> bool:
+            nonlocal done
+            verdict, struck = attacker.attack(task)
+            report(asdict(verdict))
+            done += 1
+            return struck
+
+        if given["how"] == "system calls":
+            _system_calls(attack, kinds, given["calls"], share, of)
+        elif given["how"] == "brief":
+            _everywhere(attack, (Task(kind, (), kind.is_bare) for kind in kinds), share, of)
+        else:
+            early = [replace(each, early=True) for each in _variants(kinds) if each.kind.is_bare]
+            _everywhere(attack, [*_variants(kinds), *early], share, of)
+        if given["how"] == "points":
+            _pairs(attack, kinds, share, of)
+            for number in itertools.count(share, of):
+                if done >= given["tasks"] / of:
+                    break
+                attack(_random_task(given["seed"], number))
+
+
+if __name__ == "__main__":
+    _work(job())

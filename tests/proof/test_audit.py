@@ -1,0 +1,211 @@
+"""The audits see what they are there to see: each rule is noticed when it alone is broken."""
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, cast
+
+import pytest
+
+from celery_idempotent.protocol.record import Record, Status
+from lab.ledger import Row
+from lab.proof import soak
+from lab.proof.audit import Evidence, Nemesis, judge, judge_effects
+from lab.proof.course import Plan, Task, World
+from lab.proof.soak_settings import VISIBILITY_TIMEOUT
+from lab.proof.verdicts import PROMISES, Told, Verdict, ending
+
+DONE, OTHER, UNKNOWN = Told("finished", "receipt"), Told("finished", "another"), Told("OutcomeUnknown")
+TWICE: dict[str, Any] = {"effects": [("receipt", 1), ("receipt", 2)], "begun": [1, 2], "tokens": [1, 2]}
+IN_DOUBT: dict[str, Any] = {"told": [UNKNOWN], "clean": [UNKNOWN], "status": Status.UNKNOWN}
+
+
+def breaches(
+    promise: str = "at most once",
+    *,
+    deliveries: int = 2,
+    moves: tuple[str, ...] = ("lease",),
+    effects: Any = (("receipt", 1),),
+    begun: Any = (1,),
+    tokens: Any = (1,),
+    told: Any = (DONE,),
+    clean: Any = (DONE,),
+    status: Status | None = Status.COMPLETED,
+) -> list[str]:
+    """What is wrong with an operation; as it stands here, a lease ended early, and nothing is."""
+    task = Task(cast("World", None), Plan(promise=PROMISES[promise], deliveries=deliveries, moves=moves))
+    task.effects, task.begun, task.told = list(effects), list(begun), list(told)
+    task.claims = {number: (token, "somebody") for number, token in enumerate(tokens)}
+    return list(task.breaches(task.seen(list(clean), status)))
+
+
+def test_nothing_is_wrong_where_nothing_is() -> None:
+    """Also with what a promise allows: an effect that was repeated with a cause, and an end in doubt."""
+    assert [breaches(), breaches("at least once", **TWICE), breaches(**IN_DOUBT)] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("rule", "seen"),
+    [
+        ("2 effects", TWICE),
+        ("deliveries were told different outcomes", {"told": [DONE, OTHER]}),
+        ("an outcome was reported and the record says UNKNOWN", {"status": Status.UNKNOWN}),
+        ("clean deliveries were told", {"clean": [DONE, OTHER]}),
+        ("clean deliveries were told", {"clean": [Told("InFlight")]}),
+        ("the operation has no end", {"status": None}),
+        ("UNKNOWN where it may run again", {**IN_DOUBT, "promise": "at least once", "clean": [DONE]}),
+        ("UNKNOWN without a cause", {**IN_DOUBT, "moves": ()}),
+        ("the effect was repeated without a cause", {**TWICE, "promise": "at least once", "moves": ()}),
+        ("two bodies ran under one fencing token", {"begun": [1, 1]}),
+        ("a body ran without a stored claim", {"begun": [1, 2]}),
+        ("fencing tokens did not grow", {"tokens": [2, 1]}),
+        ("a fault that a resend outlives left a trace", {"deliveries": 1, "moves": (), "told": [Told("InFlight")]}),
+    ],
+)
+def test_a_broken_rule_is_noticed(rule: str, seen: dict[str, Any]) -> None:
+    """By that rule alone, so that none of them can be lost behind another."""
+    (problem,) = breaches(**seen)
+    assert problem.startswith(rule)
+
+
+def test_an_outcome_without_an_effect_is_noticed() -> None:
+    """A success that was reported for nothing is the worst of all, under every promise."""
+    told = "an outcome was reported and there was no effect"
+    assert all(told in breaches(promise, effects=()) for promise in PROMISES)
+
+
+PID, WORKER, RESULT = 7, "w", "o by 1"
+
+
+def record(status: Status = Status.COMPLETED, result: str = RESULT) -> Record:
+    names: Any = {"task": "t", "task_id": "i", "worker": WORKER, "key": "k", "revision": "r", "owner": "a"}
+    times: Any = dict.fromkeys(("lease_until", "created_at", "updated_at"), 0)
+    kept = f'"{result}"' if status is Status.COMPLETED else None
+    return Record(status=status, fencing_token=1, fingerprint=None, attempts=1, result=kept, **names, **times)
+
+
+def row(what: str, at: float, *, pid: int = PID, reference: str = "", order: str = "o") -> Row:
+    return Row(what=what, order=order, time=at, pid=pid, reference=reference)
+
+
+BEGUN = [row("delivery", 10), row("claimed", 11)]
+CLEAN = [*BEGUN, row("effect", 12), row("completed", 13), row("told", 14, reference=RESULT), row("returned", 15)]
+AGAIN = [row(what, at, pid=PID + 1) for what, at in (("delivery", 20), ("claimed", 21), ("effect", 22))]
+CRASHED = [row("delivery", 1), row("effect", 2)]
+
+
+def judged(
+    promise: str, *rows: Row, nemeses: tuple[Nemesis, ...] = (), drained: Record | None = None, final: Any = None
+) -> Verdict:
+    """What the audit says about one operation; its record is completed, unless said otherwise."""
+    children = [Row(what="child", task=WORKER, pid=pid, time=0.0) for pid in (PID, PID + 1)]
+    before, after = drained or record(), final or drained or record()
+    (verdict,) = judge(
+        Evidence(
+            promises={"o": PROMISES[promise]},
+            rows=[*children, *rows],
+            nemeses=nemeses,
+            drained={"o": before},
+            final={"o": after},
+        )
+    )
+    return verdict
+
+
+def killed(at: float, pid: int = PID) -> tuple[Nemesis, ...]:
+    return (Nemesis(kind="kill", began=at, ended=at, pids=frozenset({pid})),)
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_planted_duplicate_or_loss_is_seen_under_every_promise(promise: str) -> None:
+    """A second effect that no nemesis accounts for breaks even "at least once"; without either nothing is reported."""
+    assert judged(promise, *CLEAN).problems == ()
+    assert judged(promise, *CLEAN, *AGAIN).problems
+    assert judged(promise, *(each for each in CLEAN if each.what != "effect")).problems
+
+
+def test_a_nemesis_excuses_one_repetition_of_the_delivery_it_hit_and_only_where_it_may_happen() -> None:
+    """Not two, not of another process or time, and not where an effect must not be repeated."""
+    twice = row("effect", 23, pid=PID + 1)
+    assert judged("at least once", *CRASHED, *AGAIN, nemeses=killed(3)).problems == ()
+    assert judged("at least once", *CRASHED, *AGAIN, twice, nemeses=killed(3)).problems
+    for promise in ("exactly once", "at most once"):
+        assert judged(promise, *CRASHED, *AGAIN, nemeses=killed(3)).problems
+    for elsewhere in (killed(2, pid=99), killed(-9), killed(9)):
+        assert judged("at least once", *CRASHED, row("returned", 3), *AGAIN, nemeses=elsewhere).problems
+
+
+def test_a_clock_that_was_set_excuses_only_processes_that_cannot_know_yet() -> None:
+    """Once a process has heard the server's time, a wrong clock of its machine is no excuse."""
+    skewed = (Nemesis(kind="skew", began=8.0, ended=8.0, skewed=WORKER),)
+    times = (("delivery", 9.6), ("replayed", 9.7), ("returned", 9.8))
+    heard = [row(what, at, pid=pid, order="another") for pid in (PID, PID + 1) for what, at in times]
+    assert judged("at least once", *CLEAN, *AGAIN, nemeses=skewed).problems == ()
+    assert judged("at least once", *heard, *CLEAN, *AGAIN, nemeses=skewed).problems
+
+
+def test_what_is_stuck_lost_or_unknown_without_a_nemesis_is_seen() -> None:
+    """UNKNOWN is the price of "at most once", paid only after a fault."""
+    in_progress, unknown = record(Status.IN_PROGRESS), record(Status.UNKNOWN)
+    stuck = judged("exactly once", *CLEAN[:3], drained=in_progress)
+    assert (stuck.stuck, len(stuck.problems)) == (True, 2)
+    lost = judged("exactly once", *CLEAN, drained=in_progress, final=record())
+    assert (lost.stuck, lost.problems) == (False, ("the queue ran empty and it had no outcome",))
+    hit = judged("at most once", *BEGUN, nemeses=killed(13), drained=unknown)
+    assert (hit.unknown, hit.unexplained, hit.problems) == (True, False, ())
+    assert judged("at most once", *BEGUN, drained=unknown).problems == ("UNKNOWN without a cause",)
+    assert judged("at least once", *CLEAN[:3], nemeses=killed(13), drained=unknown).problems
+
+
+def test_callers_that_are_told_different_things_are_seen() -> None:
+    """Every success is the record's; that it is unknown may be told where it was, though its owner came back."""
+    refused = row("told failure", 13.5, reference="OutcomeUnknown")
+    assert judged("exactly once", *CLEAN, row("told", 30, reference="o by 2")).problems
+    assert judged("exactly once", *CLEAN, drained=record(result="o by 2")).problems
+    assert judged("at most once", *CLEAN, drained=record(Status.UNKNOWN), nemeses=killed(12)).problems
+    assert judged("exactly once", *CLEAN, row("told failure", 30, reference="ResultLost")).problems
+    assert judged("at most once", *CLEAN, refused, nemeses=killed(12)).problems == ()
+    assert judged("at most once", *CLEAN, refused).problems
+    assert judged("exactly once", *CLEAN, refused, nemeses=killed(12)).problems
+
+
+def test_unknown_is_the_one_final_state_that_may_be_left_and_only_by_its_owner() -> None:
+    """Whatever the order in which both were seen."""
+    unknown, completed = record(Status.UNKNOWN), replace(record(), revision="r2")
+    assert (ending([]), ending([unknown, unknown])) == (None, unknown)
+    assert [ending([unknown, completed]), ending([completed, unknown])] == [completed, completed]
+    for changed in (replace(completed, owner="b"), replace(unknown, revision="r3")):
+        with pytest.raises(ValueError, match="changed"):
+            ending([unknown, completed, changed])
+
+
+def test_systems_without_records_are_judged_by_their_effects() -> None:
+    """The same counting for the baselines."""
+    rows = [row("effect", 1, order=order) for order in ("once", "twice", "twice")]
+    for promise, broken in (("at least once", ["never"]), ("exactly once", ["never", "twice"])):
+        verdicts = judge_effects(dict.fromkeys(("never", "once", "twice"), PROMISES[promise]), rows)
+        assert [each.effects for each in verdicts] == [0, 1, 2]
+        assert [each.task for each in verdicts if each.problems] == broken
+
+
+@pytest.mark.parametrize("store", soak.STORES)
+def test_a_seed_chooses_load_and_nemeses(store: str) -> None:
+    """The same seed, the same campaign; every kind that a store can meet in two minutes; plain Celery's are short."""
+    planned = soak.plan(2, 1, store)
+    assert planned == soak.plan(2, 1, store) != soak.plan(2, 2, store)
+    assert {strike.kind for strike in planned.strikes} == soak.STORES[store]
+    assert {each.name for each in planned.promises.values()} == set(PROMISES)
+    once = {each.operation for each in planned.published_once}
+    assert not once & ({each.operation for each in planned.publications if not each.is_once} | planned.bare)
+    assert abs(len(once) - len(planned.promises) / 2) <= len(soak.PROMISES)
+    # SQS would give a longer one again for ever.
+    assert max(each.seconds for each in planned.publications if each.operation in planned.bare) < VISIBILITY_TIMEOUT / 4
+
+
+def test_tick_that_nobody_has_sent_is_missed() -> None:
+    """Ticks are promised from the first that came until shortly before the beats were stopped; extra ones count too."""
+    began, late = (f"tick@2026-03-04T12:00:{second}+00:00" for second in ("05", "20"))
+    rows = [Row(what="delivery", task="tick", order=each) for each in (began, late, began)]
+    ticks = soak.ticks(rows, datetime.fromisoformat("2026-03-04T12:00:23+00:00").timestamp())
+    assert sorted(each[-8:-6] for each in ticks) == ["05", "10", "15", "20"]
+    assert judge_effects(ticks, [replace(rows[0], what="effect")])[-1].problems
+    assert not soak.ticks([], 0)

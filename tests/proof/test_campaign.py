@@ -1,0 +1,190 @@
+"""Faults at every write and at every HTTP request: a short form of the campaign, and proof that it can see."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from botocore.config import Config
+
+from celery_idempotent.engine.claim import new_nonce
+from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.dynamodb.direct import HttpReply
+from celery_idempotent.stores.dynamodb.direct import Wire as DirectWire
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing.contract import a_record
+from lab.proof.campaign import REQUESTS, SINGLES, Fault, RequestFault, _Writes, attack, plan, run, started
+from lab.proof.course import PUBLISHER, Dead, OneDelivery, Operation, Plan, Strike, Task
+from lab.proof.flaws import CONTROLS
+from lab.proof.jobs import CREDENTIALS
+from lab.proof.table import CONTROL
+from lab.proof.targets import ALL, Site
+from lab.proof.verdicts import PROMISES, Result
+from lab.proof.wire import ORDER, wire
+from tests.support.stores import a_store
+
+SEED = 5
+MEMORY = Site("")
+SLOW = {"redis-cluster", "mariadb"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.nightly] if each in SLOW else []) for each in ALL]
+)
+def test_no_fault_at_any_write_breaks_a_promise(name: str) -> None:
+    """Whichever store is struck, with two attackers on one server, together as many operations as were asked for."""
+    with a_store(name) as site:
+        found = attack(name, site, faulted=250, seed=SEED, processes=2)
+    assert found.tally.problems == []
+    assert sum(row.faulted for row in found.rows) == 250
+    assert {row.violations + row.stuck + row.unexplained for row in found.rows} == {0}
+
+
+def test_every_write_and_every_fault_is_met() -> None:
+    """Nothing that could be struck is left out, and nothing that strikes; each pair is met by a longer run."""
+    found = attack("memory", MEMORY, faulted=1_500, seed=SEED)
+    pairs = [each.split(" at ", 1) for each in found.reached]
+    assert ({fault for fault, _ in pairs}, {operation for _, operation in pairs}) == (set(Fault), set(Operation))
+    assert found.tally.problems == []
+
+
+class _Noting(MemoryStore):
+    """Says which writes arrive."""
+
+    def __init__(self, happened: list[str]) -> None:
+        super().__init__()
+        self._happened = happened
+
+    def swap(self, new: Record, expected: str | None) -> Record | None:
+        self._happened.append(new.key)
+        return super().swap(new, expected)
+
+
+@pytest.mark.parametrize(
+    ("fault", "happens"),
+    [
+        (None, "first told second told end"),
+        (Fault.REQUEST_LOST, "unsure second told end"),
+        (Fault.REPLY_LOST, "first unsure second told end"),
+        (Fault.DOUBLED, "first first told second told end"),
+        (Fault.OVERTAKEN, "unsure second first told end"),
+        (Fault.HELD, "unsure second told end first"),
+        (Fault.DIES_BEFORE, "dead dead end"),
+        (Fault.DIES_DURING, "dead dead end first"),
+        (Fault.DIES_AFTER, "first dead dead end"),
+        (Fault.CUT_OFF, "unsure unsure end"),
+    ],
+)
+def test_a_fault_does_what_its_name_says(fault: Fault | None, happens: str) -> None:
+    """To the first of two writes: what arrives, and what their sender is told."""
+    happened: list[str] = []
+    world = _Writes(itertools.repeat(_Noting(happened)), "none")
+    strikes = () if fault is None else (Strike(Operation.ANNOUNCEMENT, fault),)
+    task = Task(world, Plan(promise=PROMISES["exactly once"], strikes=strikes))
+    sender = OneDelivery(world.store, task, PUBLISHER)
+    for key in ("first", "second"):
+        try:
+            sender.swap(replace(a_record(), key=key), None)
+            happened.append("told")
+        except StoreUnavailable:
+            happened.append("unsure")
+        except Dead:
+            happened.append("dead")
+    happened.append("end")
+    task.land()
+    assert " ".join(happened) == happens
+
+
+def test_what_is_broken_is_seen() -> None:
+    """A campaign has all controls. Each breaks a promise under the same plans, worst of all having no library."""
+    rows = [row for row in run("memory", 50, SEED, lambda done: None).rows if row.system == CONTROL]
+    assert [row.store for row in rows] == [f"memory, {flaw}" for flaw in CONTROLS]
+    assert all(row.violations for row in rows)
+    assert max(rows, key=lambda row: row.effects_2).store == "memory, no store at all"
+
+
+def test_operation_is_reproduced_by_its_number() -> None:
+    """A broken one is found again alone: its plan depends on seed and number, and not on those before it."""
+    assert plan("memory", SEED, 7) == plan("memory", SEED, 7) != plan("memory", SEED + 1, 7)
+    broken = attack("memory", MEMORY, faulted=60, seed=SEED, flaw="drops completions").tally.problems[-1]
+    alone = attack("memory", MEMORY, tasks=1, seed=SEED, flaw="drops completions", first=int(broken.group))
+    assert [each.task for each in alone.tally.problems] == [broken.task]
+
+
+@pytest.fixture(scope="module")
+def requests() -> Iterator[Site]:
+    with started(REQUESTS) as site:
+        yield site
+
+
+def some(requests: Site, tasks: int, **options: Any) -> Result:
+    found = attack(REQUESTS, requests, seed=SEED, tasks=tasks, processes=2, **options)
+    assert found.tally.problems == []
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_no_single_fault_of_a_request_breaks_a_promise(requests: Site) -> None:
+    """Every operation with every fault, some for so and so many tries: no cell of both is empty."""
+    found = some(requests, SINGLES // 3, every=3)
+    assert set(found.reached) == {f"{fault} at {at}" for at, fault in itertools.product(Operation, RequestFault)}
+    assert all(each.healed for each in found.rows)
+
+
+def test_no_random_plan_of_requests_breaks_a_promise(requests: Site) -> None:
+    """Several faults, several deliveries at once and leases that end at any step: the promises hold."""
+    assert sum(each.takeovers for each in some(requests, 150, first=SINGLES).rows) > 0
+
+
+@pytest.mark.parametrize("operation", [Operation.LEASE_END, Operation.ANNOUNCEMENT])
+def test_what_is_no_delivery_is_struck_too(requests: Site, operation: Operation) -> None:
+    """Otherwise the zeros say nothing of a lease that is ended for a living owner, or of a publisher's record."""
+    struck = [plan(REQUESTS, SEED, number).strikes[0].operation for number in range(SINGLES)]
+    found = some(requests, 4, first=struck.index(operation))
+    assert [each for each in found.reached if each.endswith(operation)]
+    assert operation is Operation.ANNOUNCEMENT or sum(each.takeovers + each.unknown for each in found.rows) > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("flaw", "rule"),
+    [
+        ("completes unconditionally", "a final state was changed"),
+        ("forgets its own writes", "a fault that a resend outlives left a trace"),
+        ("drops completions", "clean deliveries were told"),
+        ("takes over at once", "without a cause"),
+    ],
+)
+def test_broken_variant_is_seen_at_requests(requests: Site, flaw: str, rule: str) -> None:
+    """The same campaign over a library with one rule undone reports the rule that it breaks."""
+    found = attack(REQUESTS, requests, seed=SEED, tasks=250, first=SINGLES, flaw=flaw)
+    assert any(rule in problem for each in found.tally.problems for problem in each.problems)
+
+
+def test_request_that_times_out_and_lands_later_changes_nothing(
+    dynamodb_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender that gave up by its clock has sent again and won; its first request, landing at last, is refused."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    orders, exchange = iter(["stalled first"]), DirectWire.exchange
+
+    def ordered(direct: DirectWire, headers: Mapping[str, str], body: bytes) -> HttpReply:
+        return exchange(direct, {**headers, ORDER: next(orders, "pass")}, body)
+
+    with wire(dynamodb_endpoint.removeprefix("http://")) as port:
+        endpoint = f"http://127.0.0.1:{port}"
+        store = DynamoDBStore("times-out", endpoint_url=endpoint, config=Config(read_timeout=0.5))
+        store.provision()
+        monkeypatch.setattr(DirectWire, "exchange", ordered)
+        claimed = a_record()
+        assert store.swap(claimed, None) == claimed
+        renewed = replace(claimed, revision=new_nonce(), lease_until=claimed.lease_until + 1)
+        assert store.swap(renewed, claimed.revision) == renewed
+        orders = iter(["land first"])
+        store.swap(a_record(), None)
+        assert store.get(claimed.key) == renewed
+        store.close()
