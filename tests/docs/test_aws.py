@@ -1,0 +1,401 @@
+"""docs/aws: the templates make what the pages ask for, and the policies grant what the code calls.
+
+moto is no proof of what AWS does; it is one of what is in the documents. Of what it leaves out, the templates are read.
+"""
+# mypy: allow-untyped-decorators
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from cfnlint.api import lint_file
+from cfnlint.decode import decode
+from moto import mock_aws
+
+from celery_idempotent import IdempotentTask, Policy, Status, current_attempt, forget
+from celery_idempotent.stores import dynamodb
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.objects import LargeResults, open_large_results
+from celery_idempotent.stores.objects.s3 import S3Objects
+from celery_idempotent.stores.wrappers import Offloading
+from celery_idempotent.testing.contract import a_record
+from lab.embedded import EmbeddedAws
+from lab.embedded.aws import REGION
+from tests.support.deliveries import an_app, deliver
+from tests.support.documents import DOCS, table
+from tests.support.operator import operate, refused
+from tests.support.packages import needs
+from tests.support.waiting import wait_until
+
+AWS = DOCS / "aws"
+INDEXES: dict[str, Any] = {"unknown_index": "in-doubt", "label_index": "labels"}
+TEMPLATES = sorted(AWS.glob("*.yaml"))
+POLICIES = sorted(AWS.glob("iam-*.json"))
+
+
+def actions(name: str) -> set[str]:
+    """The actions that a policy grants, without their service."""
+    statements = json.loads((AWS / f"iam-{name}.json").read_text())["Statement"]
+    return {action.partition(":")[2] for each in statements for action in each["Action"]}
+
+
+def resources(template: Path, kind: str) -> dict[str, Any]:
+    """The properties of a template's resources of one type, by name, with functions in their long form."""
+    found = decode(str(template))[0]["Resources"].items()
+    return {name: each["Properties"] for name, each in found if each["Type"] == f"AWS::{kind}"}
+
+
+def deploy(client: Any, name: str, template: str, **parameters: str) -> dict[str, str]:
+    """The outputs of a new stack."""
+    given = [{"ParameterKey": each, "ParameterValue": value} for each, value in parameters.items()]
+    client.create_stack(StackName=name, TemplateBody=template, Parameters=given)
+
+    def made() -> Any:
+        (stack,) = client.describe_stacks(StackName=name)["Stacks"]
+        return stack if stack["StackStatus"] == "CREATE_COMPLETE" else None
+
+    stack = wait_until(made, "the stack is complete")
+    return {each["OutputKey"]: each["OutputValue"] for each in stack.get("Outputs", [])}
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_templates_are_free_of_lint(path: Path) -> None:
+    """By AWS's own linter, with SAM's transform."""
+    assert lint_file(path) == []
+
+
+@pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.name)
+def test_policies_grant_what_they_name_and_no_more(path: Path) -> None:
+    """Of the current version, for one resource, and with no wildcard in an action."""
+    document = json.loads(path.read_text())
+    assert document["Version"] == "2012-10-17"
+    for each in document["Statement"]:
+        assert each["Effect"] == "Allow"
+        assert "*" not in "".join(each["Action"])
+        assert each["Action"] == sorted(each["Action"])
+        assert re.fullmatch(r"arn:aws:(dynamodb|sqs|s3):[^*]+(/index/\*|/PREFIX/\*)?", each["Resource"])
+
+
+@pytest.mark.parametrize(
+    ("page", "column", "cell"), [("dynamodb", "who", "actions"), ("large-results", "role", "grants")]
+)
+def test_documented_actions_are_those_of_the_policies(page: str, column: str, cell: str) -> None:
+    """The table of permissions lists what the files grant."""
+    rows = table(DOCS / f"how-to/{page}.md", column)
+    named = {found[1]: row for row in rows if (found := re.search(r"iam-([\w-]+)\.json", row["policy"]))}
+    assert len(named) in (2, 5)
+    for name, row in named.items():
+        listed = row[cell].partition("A transaction needs")[0]
+        assert set(re.findall(r"`(?:dynamodb|s3):(\w+)`", listed)) == actions(name), name
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_DYNAMODB", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    with mock_aws():
+        yield
+
+
+class Calls(set[str]):
+    """The operations that clients have called."""
+
+    def of(self, service: str) -> Callable[[], Any]:
+        def client() -> Any:
+            made: Any = boto3.client(service)  # type: ignore[call-overload]
+            made.meta.events.register(f"before-call.{service}", lambda model, **_: self.add(model.name))
+            return made
+
+        return client
+
+    def during(self, act: Callable[[], Any]) -> set[str]:
+        self.clear()
+        act()
+        return {*self}
+
+
+@pytest.fixture
+def calls(aws: None) -> Calls:
+    return Calls()
+
+
+def work(store: DynamoDBStore) -> None:
+    """All paths of a worker: its start, and every transition that a delivery can make."""
+    store.verify()
+
+    def body(task: Any, order_id: int) -> str:
+        match order_id:
+            case 2:
+                raise ValueError
+            case 3:
+                current_attempt().renew()  # type: ignore[attr-defined]  # as a heartbeat does
+            case 4:
+                assert deliver(charge, 4).state == "RETRY"
+            case 5:
+                raise SystemExit
+        return "x" * (500_000 if order_id == 6 else 1)
+
+    policy = Policy(key="order_id", on_takeover="refuse", remember=(ValueError,))
+    app = an_app(idempotency_store=store)
+    charge = app.task(base=IdempotentTask, bind=True, shared=False, name="charge", idempotent=policy)(body)
+    charge.idempotency_key_for(1)
+    for order_id in (1, 1, 2, 2, 3, 4, 6, 6):
+        deliver(charge, order_id)
+    with pytest.raises(SystemExit):
+        deliver(charge, 5)
+    deliver(charge, 5)
+
+
+def test_everybody_needs_only_what_a_policy_grants(calls: Calls) -> None:
+    """Whoever provisions, a worker and an operator; a worker only puts, whatever a delivery does."""
+    store = DynamoDBStore("idempotency", client=calls.of("dynamodb"))
+    assert calls.during(store.provision) == actions("provision")
+    assert calls.during(lambda: work(store)) == actions("worker") == {"PutItem"}
+    assert {record.status for record in store.scan()} == {Status.COMPLETED, Status.FAILED, Status.UNKNOWN}
+    ours = DynamoDBStore("idempotency")
+    assert calls.during(lambda: refused(operate(store, ours)) and pytest.fail("refused")) == actions("operator")
+
+    indexed = DynamoDBStore("idempotency", client=calls.of("dynamodb"), **INDEXES)
+    provisions = actions("provision") | actions("provision-indexes")
+    assert calls.during(indexed.provision) | {"UpdateTimeToLive"} == provisions  # of a table without an expiry
+    assert calls.during(lambda: indexed.swap(a_record(), None)) == actions("worker")
+    assert calls.during(lambda: list(indexed.scan(status=Status.UNKNOWN))) == actions("operator-indexes")
+
+
+def test_every_call_of_the_store_is_granted_to_somebody() -> None:
+    """But for a transaction, which needs its writes' actions and none of its own (Developer Guide, "How it works")."""
+    granted = {action for path in POLICIES for action in actions(path.stem.removeprefix("iam-"))}
+    sources = "".join(each.read_text() for each in Path(dynamodb.__path__[0]).glob("*.py"))
+    assert set(re.findall(r'ask\(\s*"(\w+)"', sources)) - granted == {"TransactWriteItems"}
+
+
+@pytest.mark.parametrize("names", [INDEXES, {}])
+def test_template_makes_the_table_that_provision_makes(aws: None, names: dict[str, Any]) -> None:
+    """Keys, attributes, billing and, by a parameter, indexes; provisioning it changes nothing. Its URL is an output."""
+    template, client = AWS / "table.yaml", boto3.client("dynamodb")
+    given = {"TableName": "by-template", "Indexes": "true" if names else "false"}
+    made = deploy(boto3.client("cloudformation"), "table", template.read_text(), **given)
+    DynamoDBStore("by-provision", **names).provision()
+    DynamoDBStore("by-template", **names).provision()
+
+    one, other = (client.describe_table(TableName=name)["Table"] for name in ("by-template", "by-provision"))
+    for each in ("KeySchema", "AttributeDefinitions"):
+        assert one[each] == other[each]
+    assert one["BillingModeSummary"]["BillingMode"] == other["BillingModeSummary"]["BillingMode"]
+    found, wanted = (
+        [{part: index[part] for part in ("IndexName", "KeySchema", "Projection")} for index in indexes]
+        for indexes in (one.get("GlobalSecondaryIndexes", []), other.get("GlobalSecondaryIndexes", []))
+    )
+    assert (found, [each["IndexName"] for each in wanted]) == (wanted, list(names.values()))
+    assert made["StoreUrl"] == "dynamodb://@us-east-1/by-template"
+    assert made["TableArn"].endswith(":table/by-template")
+    assert str(one["DeletionProtectionEnabled"]).lower() == "true"
+
+
+def test_template_of_the_table_keeps_expiry_backups_and_encryption() -> None:
+    """And the table outlives its stack, as the bucket does."""
+    ((_, properties),) = resources(AWS / "table.yaml", "DynamoDB::Table").items()
+    recovery = properties["PointInTimeRecoverySpecification"]["PointInTimeRecoveryEnabled"]
+    parameters = decode(str(AWS / "table.yaml"))[0]["Parameters"]
+    expiry = signature(DynamoDBStore).parameters["ttl_attr"].default
+    assert properties["TimeToLiveSpecification"] == {"AttributeName": expiry, "Enabled": True}
+    assert (recovery, parameters["PointInTimeRecovery"]["Default"]) == ({"Ref": "PointInTimeRecovery"}, "true")
+    assert properties["SSESpecification"]["SSEEnabled"] is True
+    for name in ("table", "large-results"):
+        text = (AWS / f"{name}.yaml").read_text()
+        assert len(re.findall(r"(DeletionPolicy|UpdateReplacePolicy): Retain", text)) == 2
+
+
+def test_template_of_lambda_reads_failures_and_keeps_outcomes_longer_than_messages() -> None:
+    """Messages stay hidden long enough, and the function has the worker's permissions."""
+    template = decode(str(AWS / "lambda.yaml"))[0]
+    function, queue = (template["Resources"][name]["Properties"] for name in ("Function", "Queue"))
+    (source,), (policy,) = function["Events"].values(), function["Policies"]
+    defaults = {name: each["Default"] for name, each in template["Parameters"].items()}
+
+    assert source["Properties"]["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+    assert defaults["VisibilityTimeout"] == 6 * defaults["FunctionTimeout"]
+    assert queue["MessageRetentionPeriod"] * 1000 < Policy().retain_ms
+    assert [each["Action"] for each in policy["Statement"]] == ["dynamodb:PutItem"]
+
+
+def test_worker_and_operator_of_large_results_call_what_is_granted(calls: Calls) -> None:
+    """And nothing else; that a missing object is told needs ListBucket, which is no call."""
+    boto3.client("s3").create_bucket(Bucket="results")
+    large = LargeResults(S3Objects("results", client=calls.of("s3")), over=100, prefix="reports/")
+    app = an_app(idempotency_large_results=large)
+
+    @app.task(name="report", base=IdempotentTask, idempotent=Policy("order_id"), shared=False)
+    def report(order_id: str) -> str:
+        return "x" * 200
+
+    def works() -> None:
+        Offloading(MemoryStore(), large).verify()
+        assert [deliver(report, "o").value for _ in range(2)] == ["x" * 200] * 2
+
+    assert calls.during(works) | {"ListBucket"} == actions("worker-large-results")
+    forget(report.idempotency_key_for("o"), by="ann", reason="gone", app=app)
+    assert calls | {"ListBucket"} == actions("operator-large-results")
+
+
+@pytest.mark.filterwarnings("ignore:Tried to parse AWS..S3..BucketPolicy:UserWarning")
+def test_bucket_of_the_template_can_be_used(aws: None) -> None:
+    """The setting is an output; objects are private, encrypted, and outlive the records that point to them."""
+    template, given = AWS / "large-results.yaml", {"BucketName": "shop-results", "Prefix": "reports/"}
+    made = deploy(boto3.client("cloudformation"), "results", template.read_text(), **given)
+    large = open_large_results(made["Setting"])
+    Offloading(MemoryStore(), large).verify()
+    assert large.prefix == "reports/"
+
+    ((_, bucket),), ((_, policy),) = (resources(template, f"S3::{kind}").items() for kind in ("Bucket", "BucketPolicy"))
+    (rule,), (statement,) = bucket["LifecycleConfiguration"]["Rules"], policy["PolicyDocument"]["Statement"]
+    assert (rule["Status"], rule["Prefix"]) == ("Enabled", {"Ref": "Prefix"})
+    days = decode(str(template))[0]["Parameters"][rule["ExpirationInDays"]["Ref"]]["Default"]
+    assert days * 86_400_000 > Policy().retain_ms
+    assert set(bucket["PublicAccessBlockConfiguration"].values()) == {True}
+    assert "BucketEncryption" in bucket
+    assert (statement["Effect"], statement["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
+
+
+TOPIC, QUEUE = AWS / "sns-topic.yaml", AWS / "sns-queue.yaml"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as server:
+        yield server
+
+
+Client = Callable[[str], Any]
+
+
+@pytest.fixture
+def client(server: EmbeddedAws) -> Client:
+    """Of a service of the emulator, in an account that no other test has."""
+    session = boto3.session.Session(f"{random.randrange(10**12):012}", "test", region_name=REGION)
+    return lambda service: session.client(service, endpoint_url=server.endpoint)  # type: ignore[call-overload]
+
+
+def publish(client: Client, topic: str) -> None:
+    for event in ("placed", "seen"):
+        fifo = {"MessageGroupId": "g", "MessageDeduplicationId": event} if topic.endswith(".fifo") else {}
+        attributes = {"event": {"DataType": "String", "StringValue": event}}
+        client("sns").publish(TopicArn=topic, Message=f'"{event}"', MessageAttributes=attributes, **fifo)
+
+
+def bodies(client: Client, queue: str) -> list[str]:
+    answer = client("sqs").receive_message(QueueUrl=queue, MaxNumberOfMessages=10, WaitTimeSeconds=0)
+    return [each["Body"] for each in answer.get("Messages", [])]
+
+
+@pytest.mark.parametrize("fifo", ["false", "true"])
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [({"Raw": "true", "Events": "placed,paid"}, 1), ({"Events": "placed"}, 1), ({"OwnKey": "true"}, 2)],
+)
+def test_wanted_messages_of_the_topic_come_into_the_queue(
+    client: Client, fifo: str, given: dict[str, str], wanted: int
+) -> None:
+    """Those whose event is named, with an envelope or without; all of them where none is."""
+    formation = client("cloudformation")
+    topic = deploy(formation, "topic", TOPIC.read_text(), TopicName="orders", Fifo=fifo)["TopicArn"]
+    stack = {"TopicArn": topic, "QueueName": "billing", "Fifo": fifo, **given}
+    queue = deploy(formation, "queue", QUEUE.read_text(), **stack)["QueueUrl"]
+
+    publish(client, topic)
+
+    found = bodies(client, queue)
+    assert len(found) == wanted
+    assert (found[0] if "Raw" in given else json.loads(found[0])["Message"]) == '"placed"'
+
+
+def check_policies(template: Path, topic: dict[str, str]) -> None:
+    """To every queue, one of dead letters included, its topic alone may send, and by TLS alone."""
+    queues, senders, by_tls = set(resources(template, "SQS::Queue")), set(), set()
+    for each in resources(template, "SQS::QueuePolicy").values():
+        for statement in each["PolicyDocument"]["Statement"]:
+            named = statement["Resource"] if isinstance(statement["Resource"], list) else [statement["Resource"]]
+            about = {one["Fn::GetAtt"][0] for one in named}
+            assert about == {one["Ref"] for one in each["Queues"]}
+            if statement["Effect"] == "Allow":
+                assert statement["Principal"] == {"Service": "sns.amazonaws.com"}
+                assert statement["Condition"] == {"ArnEquals": {"aws:SourceArn": topic}}
+                senders |= about
+            else:
+                assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+                by_tls |= about
+    assert senders == by_tls == queues
+
+
+def test_queue_of_the_template_is_its_topics_alone_and_keeps_what_fails() -> None:
+    """Dead letters of queue and subscription have one place; both are encrypted, with a key that SNS can use."""
+    check_policies(QUEUE, {"Ref": "TopicArn"})
+    (subscription,), (key,) = (resources(QUEUE, kind).values() for kind in ("SNS::Subscription", "KMS::Key"))
+    queues = resources(QUEUE, "SQS::Queue")
+    place = {"Fn::GetAtt": ["DeadLetters", "Arn"]}
+    assert queues["Queue"]["RedrivePolicy"]["deadLetterTargetArn"] == place
+    assert subscription["RedrivePolicy"] == {"deadLetterTargetArn": place}
+    assert queues["DeadLetters"]["MessageRetentionPeriod"] == 14 * 86_400
+    assert queues["DeadLetters"]["FifoQueue"] == queues["Queue"]["FifoQueue"]
+    assert queues["DeadLetters"]["RedriveAllowPolicy"]["redrivePermission"] == "byQueue"
+    for each in queues.values():
+        assert each["SqsManagedSseEnabled"]["Fn::If"] == ["HasOwnKey", {"Ref": "AWS::NoValue"}, True]
+        assert each["KmsMasterKeyId"]["Fn::If"][1] == {"Fn::GetAtt": ["Key", "Arn"]}
+    (topic,) = (each for each in key["KeyPolicy"]["Statement"] if "Service" in each["Principal"])
+    assert topic["Action"] == ["kms:GenerateDataKey*", "kms:Decrypt"]
+    assert topic["Condition"] == {"ArnEquals": {"aws:SourceArn": {"Ref": "TopicArn"}}}
+
+
+SYNTHESISE = """
+import sys
+sys.path.append(sys.argv[2])
+from aws_cdk import App
+from sns_cdk import Orders
+app = App(outdir=sys.argv[1], analytics_reporting=False)
+Orders(app, "orders")
+Orders(app, "ordered", fifo=True)
+app.synth()
+"""
+
+
+@needs("aws_cdk")
+@pytest.mark.timeout(300)
+def test_cdk_makes_what_the_templates_make(client: Client, tmp_path: Path) -> None:
+    """One topic and three queues, each with its policy, filter and dead letters."""
+    if shutil.which("node") is None:
+        verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        verdict("the CDK needs node")
+    subprocess.run([sys.executable, "-c", SYNTHESISE, str(tmp_path), str(AWS)], check=True)
+    for stack, ending in (("orders", ""), ("ordered", ".fifo")):
+        template = tmp_path / f"{stack}.template.json"
+        assert lint_file(template) == []
+        content = json.loads(template.read_text())
+        for name in ("Parameters", "Rules"):  # they ask whether the account is bootstrapped
+            content.pop(name, None)
+        deploy(client("cloudformation"), stack, json.dumps(content))
+        topics = [each["TopicArn"] for each in client("sns").list_topics()["Topics"]]
+        publish(client, next(each for each in topics if each.endswith(".fifo") is bool(ending)))
+        for service in ("billing", "stock", "mail"):
+            queue = client("sqs").get_queue_url(QueueName=f"{service}-orders{ending}")["QueueUrl"]
+            (body,) = bodies(client, queue)
+            assert json.loads(body)["Message"] == '"placed"'
+        (topic,) = resources(template, "SNS::Topic")
+        check_policies(template, {"Ref": topic})
+        queues = resources(template, "SQS::Queue").values()
+        assert (len(queues), sum("RedrivePolicy" in each for each in queues)) == (6, 3)
+        assert all(each["SqsManagedSseEnabled"] for each in queues)
+        assert all("RedrivePolicy" in each for each in resources(template, "SNS::Subscription").values())
