@@ -102,8 +102,8 @@ def test_request_has_its_effect_once(name: str, file: str, status: int, tmp_path
         assert first.content == again.content
         assert again.headers["idempotent-replayed"] == "true"
         shown = [text.strip() for _, text in code(page(name), "text")]
-        for line in counts:
-            assert wait_until(lambda line=line: run(tmp_path, line).strip(), "the parcel is sent") == shown[-1]
+        if counts:
+            wait_until(lambda: run(tmp_path, counts[0]).strip() == shown[-1], "the parcel is sent")
     for text in shown[:1]:
         head, body = text.split("\n\n")
         assert (int(head.split()[1]), body) == (again.status_code, again.text)
