@@ -8,92 +8,36 @@ import pytest
 
 import celery_idempotent
 
-PUBLIC = {
-    "celery_idempotent": {
-        "AtLeastOnce",
-        "AtMostOnce",
-        "Attempt",
-        "Committed",
-        "DeadlineExceeded",
-        "Fenced",
-        "IdempotencyError",
-        "IdempotencyWarning",
-        "IdempotentMixin",
-        "IdempotentTask",
-        "InFlight",
-        "KeyMissing",
-        "KeyReused",
-        "Keyed",
-        "LeaseLost",
-        "OutcomeUnknown",
-        "Policy",
-        "PolicyError",
-        "Record",
-        "ReplayedFailure",
-        "ResultLost",
-        "SafeToRetry",
-        "Status",
-        "Store",
-        "StoreMisconfigured",
-        "StoreUnavailable",
-        "WriteRefused",
-        "__version__",
-        "current_attempt",
-        "open_store",
-        "forget",
-        "idempotent",
-        "release",
-        "resolve",
-    },
-    "celery_idempotent.signals": {
-        "claimed",
-        "completed",
-        "conflicted",
-        "deadline_exceeded",
-        "failed",
-        "key_missing",
-        "key_reused",
-        "lease_lost",
-        "outcome_unknown",
-        "publish_skipped",
-        "record_unreadable",
-        "released",
-        "replayed",
-        "result_dropped",
-        "result_lost",
-        "store_unavailable",
-        "taken_over",
-        "verdict_given",
-    },
-    "celery_idempotent.contrib.aws_lambda": {"sqs_batch"},
-    "celery_idempotent.contrib.http": {"answer"},
-    "celery_idempotent.contrib.http.asgi": {"IdempotencyMiddleware", "route_of"},
-    "celery_idempotent.contrib.http.flask": {"idempotent_view"},
-    "celery_idempotent.contrib.otel": {"instrument", "uninstrument"},
-    "celery_idempotent.contrib.sns": {"By", "Notification", "Route", "consume", "unwrap"},
-    "celery_idempotent.outbox": {"relay", "send"},
-    "celery_idempotent.beat": {"PersistentScheduler", "SchedulerMixin"},
-    "celery_idempotent.stores": {
-        "CommittingStore",
-        "Outbox",
-        "OutboxMessage",
-        "PurgeableStore",
-        "RecordTooLarge",
-        "Store",
-        "TakenMessage",
-        "Transaction",
-        "TransactionalStore",
-        "VerifiableStore",
-        "WaitingMessage",
-        "WriteFailed",
-        "open_store",
-        "readable",
-    },
-    "celery_idempotent.stores.dynamodb": {"DynamoDBStore"},
-    "celery_idempotent.stores.objects": {"LargeResults", "ObjectMissing", "ObjectStore", "open_large_results"},
-    "celery_idempotent.stores.redis": {"RedisStore"},
-    "celery_idempotent.stores.sql": {"SQLStore", "metadata", "outbox_table", "records_table"},
+NAMES = {
+    "celery_idempotent": """
+        AtLeastOnce AtMostOnce Attempt Committed DeadlineExceeded Fenced IdempotencyError IdempotencyWarning
+        IdempotentMixin IdempotentTask InFlight KeyMissing KeyReused Keyed LeaseLost OutcomeUnknown Policy PolicyError
+        Record ReplayedFailure ResultLost SafeToRetry Status Store StoreMisconfigured StoreUnavailable WriteRefused
+        __version__ current_attempt forget idempotent open_store release resolve
+    """,
+    "celery_idempotent.signals": """
+        claimed completed conflicted deadline_exceeded failed key_missing key_reused lease_lost outcome_unknown
+        publish_skipped record_unreadable released replayed result_dropped result_lost store_unavailable taken_over
+        verdict_given
+    """,
+    "celery_idempotent.contrib.aws_lambda": "sqs_batch",
+    "celery_idempotent.contrib.http": "answer",
+    "celery_idempotent.contrib.http.asgi": "IdempotencyMiddleware route_of",
+    "celery_idempotent.contrib.http.flask": "idempotent_view",
+    "celery_idempotent.contrib.otel": "instrument uninstrument",
+    "celery_idempotent.contrib.sns": "By Notification Route consume unwrap",
+    "celery_idempotent.outbox": "relay send",
+    "celery_idempotent.beat": "PersistentScheduler SchedulerMixin",
+    "celery_idempotent.stores": """
+        CommittingStore Outbox OutboxMessage PurgeableStore RecordTooLarge Store TakenMessage Transaction
+        TransactionalStore VerifiableStore WaitingMessage WriteFailed open_store readable
+    """,
+    "celery_idempotent.stores.dynamodb": "DynamoDBStore",
+    "celery_idempotent.stores.objects": "LargeResults ObjectMissing ObjectStore open_large_results",
+    "celery_idempotent.stores.redis": "RedisStore",
+    "celery_idempotent.stores.sql": "SQLStore metadata outbox_table records_table",
 }
+PUBLIC = {module: {*names.split()} for module, names in NAMES.items()}
 """`celery_idempotent.testing` lists its own; the Django app is used by its name, and what is for Django's
 views is in tests/django/test_http.py."""
 

@@ -1,135 +1,73 @@
 """Bodies that no claim protects: their effects happen, under the keys of a delivery, and nothing is recorded."""
 
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from celery import Celery, Task
 
-from celery_idempotent import AtMostOnce, IdempotentTask, Policy, PolicyError, StoreUnavailable, current_attempt
-from celery_idempotent.protocol.record import Record
+from celery_idempotent import AtMostOnce, Policy, PolicyError, StoreUnavailable, current_attempt
 from celery_idempotent.protocol.steps import Step
-from celery_idempotent.testing import FakeStore
-from tests.support.deliveries import an_app, deliver, published
+from tests.support.deliveries import Shop, deliver
 
 
-@pytest.fixture
-def app() -> Celery:
-    app = an_app()
-    app.conf.idempotency_store = FakeStore()
-    return app
-
-
-def _task(app: Celery, body: Any, **policy: Any) -> Task:
-    """A task that does ``body(attempt)``."""
-
-    @app.task(bind=True, base=IdempotentTask, shared=False, name=f"task-{uuid4()}", idempotent=Policy(**policy))
-    def task(self: Any, order_id: str) -> Any:
-        return body(current_attempt())
-
-    return task
-
-
-def test_step_is_made_with_the_key_of_a_delivery(app: Celery) -> None:
+def test_step_is_made_with_the_key_of_a_delivery() -> None:
     """So a receiver that honours keys recognises it; every call makes it again, as a function does."""
-    seen: list[Step] = []
-
-    def charge(step: Step) -> int:
-        seen.append(step)
-        return len(seen)
-
-    task = _task(app, lambda attempt: attempt.step("charge", charge))
-
-    assert (task("o-1"), task("o-1")) == (1, 2)
-    deliver(task, "o-1")
+    shop, seen = Shop(), list[Step]()
+    shop.does = lambda *_: current_attempt().step("charge", seen.append)
+    for call in (shop.charge, shop.charge, shop.deliver):
+        call("o-1")
 
     assert len({each.key for each in seen}) == 1
     assert [each.fencing_token > 0 for each in seen] == [False, False, True]
 
 
-def test_block_before_effects_is_a_block(app: Celery) -> None:
-    """There is no claim to release; what is raised in it passes through."""
+def test_tools_of_an_attempt_do_what_they_can_without_a_record() -> None:
+    """A block is a block, a step at most once is made all the same, a fenced one has the smallest token of all."""
+    shop, calls = Shop(Policy(mode="off", effects={"text": AtMostOnce()})), list[Any]()
 
-    def body(attempt: Any) -> str:
+    def body(*_: Any) -> str:
+        attempt = current_attempt()
         with attempt.before_effects():
-            return "checked"
-
-    assert _task(app, body)("o-1") == "checked"
-
-
-def test_step_at_most_once_is_made_all_the_same(app: Celery) -> None:
-    """Nothing is recorded, so nothing is in doubt; a mistaken name is told as in a delivery."""
-    once = {"text": AtMostOnce()}
-    task = _task(app, lambda attempt: attempt.step("text", lambda step: "sent"), mode="off", effects=once)
-    mistaken = _task(app, lambda attempt: attempt.step("", lambda step: "sent"))
-
-    assert deliver(task, "o-1").value == "sent"
-    assert app.conf.idempotency_store.records == []
-    with pytest.raises(PolicyError, match="a step's name"):
-        mistaken("o-1")
-
-
-def test_fenced_step_fences_probes_and_acts(app: Celery) -> None:
-    """In that order, with the smallest token of all."""
-    calls: list[Any] = []
-
-    def body(attempt: Any) -> Any:
-        return attempt.fenced_step(
-            "index",
-            fence=lambda step: calls.append(step.fencing_token),
-            probe=lambda step: calls.append("probe"),
-            act=lambda step: "entry",
+            calls.append("checked")
+        attempt.step("text", lambda step: calls.append("sent"))
+        return str(
+            attempt.fenced_step(
+                "index",
+                fence=lambda step: calls.append(step.fencing_token),
+                probe=lambda step: calls.append("probe"),
+                act=lambda step: "entry",
+            )
         )
 
-    assert _task(app, body)("o-1") == "entry"
-    assert calls == [0, "probe"]
+    shop.does = body
+    assert shop.deliver("o-1").value == "entry"
+    assert (calls, [*shop.memory.scan()]) == (["checked", "sent", 0, "probe"], [])
 
 
-def test_follow_up_is_published_under_the_id_of_a_delivery(app: Celery) -> None:
+def test_follow_up_is_published_under_the_id_of_a_delivery() -> None:
     """A duplicate of it is recognised, whoever published it."""
+    shop = Shop()
+    receipt = shop.task(body=lambda order_id: None, name="receipt")
+    shop.does = lambda order_id, cents: current_attempt().send("receipt", receipt, order_id)
+    ids = [shop.charge("o-1"), shop.deliver("o-1").value]
+    shop.does = lambda order_id, cents: current_attempt().send("receipt", receipt.s(order_id))
+    ids.append(shop.charge("o-2"))
 
-    @app.task(base=IdempotentTask, shared=False, name="receipt")
-    def receipt(order_id: str) -> None: ...
-
-    task = _task(app, lambda attempt: attempt.send("receipt", receipt, "o-1"))
-    ids = [task("o-1"), deliver(task, "o-1").value]
-    signed = _task(app, lambda attempt: attempt.send("receipt", receipt.s("o-2")))("o-1")
-
-    messages = published(app)
-    assert [message.headers["id"] for message in messages] == [*ids, signed]
     assert ids[0] == ids[1]
-    assert [message.payload[0] for message in messages] == [["o-1"], ["o-1"], ["o-2"]]
+    published = [(message.headers["id"], message.payload[0]) for message in shop.published()]
+    assert published == [(ids[0], ["o-1"]), (ids[1], ["o-1"]), (ids[2], ["o-2"])]
 
 
-@pytest.mark.parametrize("tool", ["commit", "transaction"])
-def test_what_needs_a_record_is_refused(app: Celery, tool: str) -> None:
-    """Effects without a record would not be exactly once; the message says how to tell where one is."""
+@pytest.mark.parametrize("policy", [Policy(on_outage="run"), Policy(mode="observe")], ids=["outage", "observed"])
+def test_what_needs_a_record_is_refused_where_there_is_none(policy: Policy) -> None:
+    """Effects without a record would not be exactly once; a step has its effect all the same."""
+    shop = Shop(policy)
+    commits = shop.task(policy, lambda: current_attempt().commit(current_attempt().number, [{"Put": {}}]), "commits")
+    shop.does = lambda *_: current_attempt().step("charge", lambda step: "ch_1")
+    if policy.mode == "observe":
+        assert deliver(commits).value == 1
+    else:
+        shop.store.away["swap"] = StoreUnavailable("store", "swap", "down")
 
-    def body(attempt: Any) -> Any:
-        return attempt.commit(1, []) if tool == "commit" else attempt.transaction()
-
-    with pytest.raises(PolicyError, match=rf"{tool}=without a claim: .*attempt\.number is 0"):
-        _task(app, body)("o-1")
-
-
-def test_outage_that_is_run_through_is_unprotected_too(app: Celery) -> None:
-    """Under on_outage='run' the step has its effect, and a commit is refused rather than made without a record."""
-    task = _task(app, lambda attempt: attempt.step("charge", lambda step: "ch_1"), on_outage="run")
-    committing = _task(app, lambda attempt: attempt.commit(1, []), on_outage="run")
-
-    def down(record: Record) -> None:
-        raise StoreUnavailable("store", "swap", "down")
-
-    app.conf.idempotency_store.before_swap = down
-
-    assert deliver(task, "o-1").value == "ch_1"
-    assert isinstance(deliver(committing, "o-1").value, PolicyError)
-
-
-def test_duplicate_that_is_observed_is_unprotected_too(app: Celery) -> None:
-    """Under mode='observe' it runs, without a claim of its own; the first delivery has one, and commits."""
-    task = _task(app, lambda attempt: attempt.commit(attempt.number, [{"Put": {}}]), mode="observe")
-
-    assert deliver(task, "o-1").value == 1
-    assert isinstance(deliver(task, "o-1").value, PolicyError)
-    assert app.conf.idempotency_store.committed == [{"Put": {}}]
+    assert [shop.deliver("o-1").value for _ in range(2)] == ["ch_1", "ch_1"]
+    assert isinstance(deliver(commits).value, PolicyError)
+    assert len(shop.memory.committed) == (policy.mode == "observe")

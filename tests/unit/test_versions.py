@@ -13,30 +13,18 @@ from celery_idempotent.integration.versions import (
     headers_again,
 )
 
-
-class _Request:
-    """One whose headers Celery gives back as they came, as it does before 5.6."""
-
-    def __init__(self, headers: Any) -> None:
-        self._headers = headers
-
-    def as_execution_options(self) -> dict[str, Any]:
-        return {"headers": self._headers}
+DEATHS = ["x-death", *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("queue", "reason"))]
+KEPT = {"mine": "x", "x-deadline": 5, 7: "number"}
 
 
 @pytest.mark.parametrize(
-    "name", ["x-death", *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("queue", "reason"))]
+    ("headers", "again"), [*(({each: [{"count": 1}], **KEPT}, KEPT) for each in DEATHS), (None, {})]
 )
-def test_no_version_publishes_the_deaths_of_a_message_again(name: str) -> None:
-    """RabbitMQ would drop a message that carries them, and nobody would hear of it."""
-    again = headers_again(_Request({name: [{"count": 1}], "mine": "x", "x-deadline": 5, 7: "number"}))
-
-    assert again == {"mine": "x", "x-deadline": 5, 7: "number"}
-
-
-def test_message_without_headers_gets_none() -> None:
-    """Celery says None for it."""
-    assert headers_again(_Request(None)) == {}
+def test_no_version_publishes_the_deaths_of_a_message_again(headers: Any, again: Any) -> None:
+    """RabbitMQ would drop a message that carries them, and nobody would hear of it; None says that there are none."""
+    # One whose headers Celery gives back as they came, as it does before 5.6.
+    request = SimpleNamespace(_headers=headers, as_execution_options=lambda: {"headers": headers})
+    assert headers_again(request) == again
 
 
 def test_models_are_dumped_where_celery_dumps_them() -> None:
@@ -69,7 +57,6 @@ def test_message_of_a_lost_worker_comes_back_if_this_celery_heeds_it(
     else:
         monkeypatch.delattr(Task, "retry_on_worker_lost", raising=False)
     task = SimpleNamespace(acks_late=late, reject_on_worker_lost=rejects, retry_on_worker_lost=retries)
-
     assert comes_back_from_lost_worker(task) is comes_back
 
 
@@ -83,9 +70,5 @@ def test_request_is_kept_where_celery_pushes_another() -> None:
         def push_request(self, *args: Any, **kwargs: Any) -> None:
             pushed.append(kwargs)
 
-    class Kept(KeepsRequest, Pushing):
-        pass
-
-    Kept().push_request(args=(1,), retries=3)
-
+    type("Kept", (KeepsRequest, Pushing), {})().push_request(args=(1,), retries=3)
     assert pushed == [{"id": "i-1", "args": (1,), "retries": 3}]
