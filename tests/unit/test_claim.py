@@ -292,35 +292,25 @@ class TestWriting:
         assert scene.status is Status.COMPLETED
 
     @pytest.mark.parametrize(
-        ("lease", "options", "patience"),
-        [
-            (LEASE, lambda began: {}, 600),
-            (3_600_000, lambda began: {}, 3_600),
-            (LEASE, lambda began: {"until": began + 30}, 30),
-        ],
+        ("lease", "limit", "patience"),
+        [(LEASE, "", 600), (3_600_000, "", 3_600), (LEASE, "until", 30), (LEASE, "is_stopped", 30)],
     )
-    def test_unconfirmed_outcome_is_not_reported(self, scene: Scene, lease: int, options: Any, patience: int) -> None:
-        """It is tried for ten minutes, or a longer lease, or until the process ends; then it raises."""
+    def test_unconfirmed_outcome_is_not_reported(self, scene: Scene, lease: int, limit: str, patience: int) -> None:
+        """It is tried for ten minutes, or a longer lease, or until its process ends or is stopped; then it raises."""
         began = scene.clock.monotonic()
-        attempt = claimed(scene, lease, **options(began))
+        limits = {"until": began + 30, "is_stopped": lambda: scene.clock.monotonic() >= began + 30}
+        attempt = claimed(scene, lease, **{name: value for name, value in limits.items() if name == limit})
         scene.plan("COMPLETED", "away")
         with pytest.raises(StoreUnavailable):
             attempt.complete(ONE)
         assert patience <= scene.clock.monotonic() - began < patience + 3
         assert scene.status is Status.IN_PROGRESS
 
-    def test_wait_for_the_store_ends_when_the_worker_is_stopped(self, scene: Scene) -> None:
-        """Its process is about to be killed anyway; its message goes back before."""
-        began = scene.clock.monotonic()
-        attempt = claimed(scene, is_stopped=lambda: scene.clock.monotonic() >= began + 30)
-        scene.plan("COMPLETED", "away")
-        with pytest.raises(StoreUnavailable):
-            attempt.complete(ONE)
-        assert 30 <= scene.clock.monotonic() - began < 33
-
-    @pytest.mark.parametrize("successor", ["running", "completed"])
+    @pytest.mark.parametrize(
+        ("successor", "ends"), [("none", Written), ("running", LeaseLost), ("completed", Superseded)]
+    )
     def test_log_says_that_a_result_waits_and_when_it_was_recorded(
-        self, scene: Scene, caplog: pytest.LogCaptureFixture, successor: str
+        self, scene: Scene, caplog: pytest.LogCaptureFixture, successor: str, ends: type
     ) -> None:
         """Once each, however often the store is asked; not where it answers at once, nor of a result that is lost."""
         attempt = claimed(scene)
@@ -328,27 +318,21 @@ class TestWriting:
         attempt.finish_step("charge", Finished(ONE))
         assert caplog.messages == []
 
-        scene.plan("COMPLETED", *["request lost"] * 20)
-        attempt.complete(ONE)
-        waits, recorded = caplog.records
-        assert (waits.levelname, recorded.levelname) == ("WARNING", "WARNING")
-        assert waits.getMessage().startswith("event=idempotency.result_waits key=k seconds=600.0 reason=")
-        assert re.fullmatch(r"event=idempotency.result_recorded key=k seconds=1\d\.\d", unlinked(recorded.getMessage()))
-
-        scene.clock.advance(RETAIN + 1_000)
-        late = claimed(scene)
-        scene.plan("COMPLETED", "request lost", "request lost")
-
         def take_over(seconds: float) -> None:
             scene.clock.on_sleep = lambda seconds: None
-            theirs = taken_over(scene)
-            if successor == "completed":
+            theirs = taken_over(scene) if successor != "none" else None
+            if theirs and successor == "completed":
                 theirs.complete(TWO)
 
         scene.clock.on_sleep = take_over
-        caplog.clear()
-        assert scene.answer(lambda: late.complete(ONE)) is {"running": LeaseLost, "completed": Superseded}[successor]
-        assert [each.partition(" ")[0] for each in caplog.messages] == ["event=idempotency.result_waits"]
+        scene.plan("COMPLETED", *["request lost"] * (20 if successor == "none" else 2))
+        assert scene.answer(lambda: attempt.complete(ONE)) is ends
+        waits, *recorded = [unlinked(each) for each in caplog.messages]
+        assert waits.startswith("event=idempotency.result_waits key=k seconds=600.0 reason=")
+        told = [
+            bool(re.fullmatch(r"event=idempotency.result_recorded key=k seconds=1\d\.\d", each)) for each in recorded
+        ]
+        assert told == [True] * (ends is Written)
 
     @pytest.mark.parametrize(
         ("act", "told"),

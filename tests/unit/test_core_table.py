@@ -56,43 +56,41 @@ GROUP = ExceptionGroup("", [Bug(), ExceptionGroup("", [OUTAGE])])
 Body = Callable[[Scene, Any], Any]
 
 
-def effect(scene: Scene, handle: Attempt) -> Any:
-    """A body that returns."""
-    return scene.call()
+effect: Body
+effect, charging, texting, committing, unkept = (
+    lambda scene, handle: scene.call(),
+    lambda scene, handle: handle.step("charge", scene.call),
+    lambda scene, handle: handle.step("sms", scene.call),  # which is declared as made at most once
+    lambda scene, handle: handle.commit(scene.call(), [{"Put": {}}]),
+    lambda scene, handle: object(),
+)
+
+
+def then(first: Body, error: BaseException) -> Body:
+    """A body that raises after something else."""
+    return lambda scene, handle: (first(scene, handle), raising(error)())
 
 
 def fails(error: BaseException) -> Body:
     """A body that raises after its effect."""
-
-    def body(scene: Scene, handle: Attempt) -> None:
-        effect(scene, handle)
-        raise error
-
-    return body
+    return then(effect, error)
 
 
-def before_effects(error: BaseException, then: BaseException | None = None, *, step: bool = False) -> Body:
-    """A body that raises where its author says that nothing has begun; it may go on, and raise something ``then``."""
+def before_effects(error: BaseException | None, instead: BaseException | None = None, *, step: bool = False) -> Body:
+    """A body that raises where its author says that nothing has begun; it may go on, and raise something else."""
 
     def body(scene: Scene, handle: Attempt) -> None:
         try:
             with handle.before_effects():
-                raise error
+                raising(error)() if error else None
         except BaseException:
             if step:
                 handle.step("charge", scene.call)
-            if then is None:
+            if instead is None:
                 raise
-        raise then
+        raising(instead)() if instead else None
 
     return body
-
-
-def after_the_block(scene: Scene, handle: Attempt) -> None:
-    """A body that raises behind the block in which nothing had begun."""
-    with handle.before_effects():
-        pass
-    raise Bug
 
 
 EARLY = Bug()
@@ -125,7 +123,7 @@ ENDINGS = [
     (before_effects(EARLY, ExceptionGroup("", [EARLY, OSError()])), REFUSE, ExceptionGroup, FAILED, ANY, ANY),
     (before_effects(Bug(), OSError()), REFUSE, OSError, FAILED, "claimed failed", OSError),
     (before_effects(Bug(), step=True), REFUSE, Bug, FAILED, "claimed failed", Bug),
-    (lambda scene, handle: after_the_block(scene, handle), REFUSE, Bug, FAILED, "claimed failed", Bug),
+    (before_effects(None, Bug()), REFUSE, Bug, FAILED, "claimed failed", Bug),
 ]
 
 
@@ -139,10 +137,6 @@ def test_how_a_body_ends(body: Body, policy: Any, answer: Any, status: Status, t
     assert scene.answer(lambda: scene.perform(lambda handle: effect(scene, handle), **policy)) == again
 
 
-def nothing(scene: Scene) -> None:
-    """The operation is new."""
-
-
 def ended_by(body: Body, fingerprint: str = "f", **policy: Any) -> Callable[[Scene], None]:
     """An earlier delivery has ended."""
 
@@ -151,12 +145,6 @@ def ended_by(body: Body, fingerprint: str = "f", **policy: Any) -> Callable[[Sce
         scene.answer(lambda: scene.perform(lambda handle: body(scene, handle), **given))
 
     return before
-
-
-def running(scene: Scene) -> None:
-    """Another delivery has begun, and its lease runs."""
-    scene.abandon()
-    scene.clock.advance(-51_000)
 
 
 def dead(*times: int, fails_between: bool = False) -> Callable[[Scene], None]:
@@ -171,17 +159,6 @@ def dead(*times: int, fails_between: bool = False) -> Callable[[Scene], None]:
     return before
 
 
-def unknown(scene: Scene) -> None:
-    """Nobody can tell what an earlier delivery did."""
-    ended_by(fails(SystemExit()), on_takeover="refuse")(scene)
-
-
-def expired(scene: Scene) -> None:
-    """An outcome has been kept for as long as was promised."""
-    ended_by(effect)(scene)
-    scene.clock.advance(8 * 86_400_000)
-
-
 def pickled(body: Body) -> Callable[[Scene], None]:
     """An earlier outcome was written by a worker that pickles."""
 
@@ -193,22 +170,17 @@ def pickled(body: Body) -> Callable[[Scene], None]:
     return before
 
 
-def unkept(scene: Scene, handle: Attempt) -> object:
-    """A body whose result cannot be encoded."""
-    return object()
+def later(milliseconds: int, before: Callable[[Scene], None] = Scene.abandon) -> Callable[[Scene], None]:
+    """So much later; or earlier, in front of the end of a lease."""
+    return lambda scene: (before(scene), scene.clock.advance(milliseconds))[0]  # type: ignore[func-returns-value]
 
 
-def stepped(scene: Scene, handle: Attempt) -> None:
-    """A body that fails after a step."""
-    handle.step("charge", lambda step: "c-1")
-    raise Bug
-
-
-def texted(scene: Scene, handle: Attempt) -> None:
-    """A body that fails within a step that is made at most once."""
-    handle.step("sms", raising(Bug()))
-
-
+nothing, running, unknown, expired = (
+    lambda scene: None,
+    later(-51_000),
+    ended_by(fails(SystemExit()), on_takeover="refuse"),
+    later(8 * 86_400_000, ended_by(effect)),
+)
 TAKEOVER, NEW = "claimed taken_over completed", "claimed completed"
 ONE_TAKEOVER, ANY_NUMBER = {"max_takeovers": 1}, {"max_takeovers": None}
 
@@ -228,8 +200,16 @@ MEETINGS = [
     # Arguments bind from the first step or outcome on: another card may come after one that was declined.
     (ended_by(effect, "other"), RERUN, KeyReused, COMPLETED, "key_reused", 1, "key_reused"),
     (ended_by(fails(Bug()), "other"), RERUN, "mine", COMPLETED, NEW, 3, NEW),
-    (ended_by(stepped, "other"), RERUN, KeyReused, RELEASED, "key_reused", 1, "key_reused"),
-    (ended_by(texted, "other"), RERUN, KeyReused, RELEASED, "key_reused", 1, "key_reused"),
+    (ended_by(then(charging, Bug()), "other"), RERUN, KeyReused, RELEASED, "key_reused", 1, "key_reused"),
+    (
+        ended_by(lambda scene, handle: handle.step("sms", raising(Bug())), "other"),
+        RERUN,
+        KeyReused,
+        RELEASED,
+        "key_reused",
+        1,
+        "key_reused",
+    ),
     # Dead attempts: observed, nothing is left UNKNOWN, which would stop the operation once the policy is enforced.
     (dead(1), RERUN, "mine", COMPLETED, TAKEOVER, 3, TAKEOVER),
     (dead(1), REFUSE, OutcomeUnknown, UNKNOWN, "outcome_unknown", 2, TAKEOVER),
@@ -259,27 +239,12 @@ def test_what_a_delivery_meets(
     assert watched.told == observed
 
 
-def charging(scene: Scene, handle: Attempt) -> Any:
-    """A body of one step, which is called again in doubt."""
-    return handle.step("charge", scene.call)
-
-
-def texting(scene: Scene, handle: Attempt) -> Any:
-    """A body of one step, which is called at most once."""
-    return handle.step("sms", scene.call)
-
-
 def refused_text(scene: Scene, handle: Attempt) -> Any:
     """A body whose first step says that it had no effect, and which goes on to a second."""
     if not scene.calls:
         with pytest.raises(SafeToRetry):
             handle.step("sms", raising(SafeToRetry()))
     return handle.step("charge", scene.call)
-
-
-def committing(scene: Scene, handle: Attempt) -> Any:
-    """A body that commits its effect together with its record."""
-    return handle.commit(scene.call(), [{"Put": {}}])
 
 
 declining, failing, exiting = fails(Declined("no money")), fails(Bug()), fails(SystemExit())
@@ -370,31 +335,16 @@ def test_what_a_write_meets(
     assert again == scene.answer(lambda: scene.perform(lambda handle: body(scene, handle), **policy))
 
 
-def completed(scene: Scene) -> None:
-    """Another attempt took over, and has completed the operation."""
-    scene.steal()
+def rewritten(**changes: Any) -> Callable[[Scene], None]:
+    """Another attempt took over; what it has written since."""
 
+    def meanwhile(scene: Scene) -> None:
+        scene.clock.advance(61_000)
+        stored = scene.record
+        theirs = stored.but(owner="other", revision="theirs", fencing_token=2**60, **changes)
+        assert scene.store.store.swap(theirs, stored.revision) == theirs
 
-def taken_over(scene: Scene) -> None:
-    """Another attempt took over, and still runs."""
-    _rewritten(scene)
-
-
-def failed(scene: Scene) -> None:
-    """Another attempt took over, and has recorded a failure."""
-    _rewritten(scene, status=FAILED)
-
-
-def given_back(scene: Scene) -> None:
-    """Another attempt took over, and was released."""
-    _rewritten(scene, status=RELEASED)
-
-
-def _rewritten(scene: Scene, **changes: Any) -> None:
-    scene.clock.advance(61_000)
-    stored = scene.record
-    theirs = stored.but(owner="other", revision="theirs", fencing_token=2**60, **changes)
-    assert scene.store.store.swap(theirs, stored.revision) == theirs
+    return meanwhile
 
 
 def used_anew(scene: Scene) -> None:
@@ -404,15 +354,10 @@ def used_anew(scene: Scene) -> None:
     assert scene.delivery("other").run(lambda claim: "theirs").value == "theirs"  # type: ignore[union-attr]
 
 
-def vanished(scene: Scene) -> None:
-    """The store has forgotten the record, as in a fail-over."""
-    scene.store.delete("k", scene.record.revision)
-
-
 def vanished_and_claimed(scene: Scene) -> None:
     """Another delivery has begun since."""
-    vanished(scene)
-    running(scene)
+    assert scene.store.delete("k", scene.record.revision)
+    later(-51_000)(scene)
     scene.runs, scene.clock.milliseconds = 1, scene.clock.milliseconds + 51_000
 
 
@@ -422,6 +367,13 @@ def thought_dead(scene: Scene) -> None:
     assert scene.answer(lambda: scene.run(lambda claim: "never", on_takeover="refuse")) is OutcomeUnknown
 
 
+completed, vanished, taken_over, failed, given_back = (
+    Scene.steal,
+    lambda scene: scene.store.delete("k", scene.record.revision),
+    rewritten(),
+    rewritten(status=FAILED),
+    rewritten(status=RELEASED),
+)
 LOST, TOLD_UNKNOWN = "claimed lease_lost", "claimed outcome_unknown"
 
 ZOMBIES = [
