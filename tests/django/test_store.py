@@ -1,14 +1,24 @@
-"""The contracts of stores on Django's connections, on every kind of database."""
+"""The store on Django's connections: its contracts on every kind of database, and how it is opened."""
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from celery import Celery
+from django.apps import apps
+from django.conf import settings
+from django.utils.functional import empty
 
+from celery_idempotent import PolicyError, open_store
 from celery_idempotent.contrib.django.store import DjangoStore
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
-from tests.django.databases import configured, on_mariadb, on_postgresql
+from tests.django.databases import Settings, configured, on_mariadb, on_postgresql, sqlite
 
 
 class TestStore(StoreContract, PurgeableContract, VerifiableContract):
@@ -43,3 +53,89 @@ class TestOutages(OutageContract):
     def test_clock_without_a_server_is_unknown(self, unreachable_store: DjangoStore) -> None:
         """Nobody's clock is taken for the server's."""
         self._unavailable(unreachable_store.now)
+
+
+# -- opening
+
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_url_and_settings_name_a_database(shop: Celery) -> None:
+    """``django://`` and a key of DATABASES, in whatever case; ``CELERY_IDEMPOTENCY_STORE`` is Celery's setting."""
+    with configured("Orders_2", sqlite(Path("unused"))):
+        stores = [open_store("django://default"), open_store("django://Orders_2"), runtime_of(shop).store]
+    assert {type(each) for each in stores} == {DjangoStore}
+    assert [repr(each) for each in stores] == ["django://default", "django://Orders_2", "django://default"]
+
+
+@pytest.mark.parametrize(
+    "rest", ["", "/default", "default/table", "default?table=t", "u:s3cr3t@host", "u:s3cr3t@host/db?x=1", ":s3cr3t"]
+)
+def test_url_says_nothing_else(rest: str) -> None:
+    """A table, an option, or no database: the answer is what to write, and repeats no password."""
+    with pytest.raises(PolicyError, match="write django://default") as raised:
+        open_store(f"django://{rest}")
+    assert "s3cr3t" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("alias", "database", "told"),
+    [
+        ("defualt", None, "not a key of DATABASES, which has: default"),
+        ("manual", {**sqlite(Path("unused")), "AUTOCOMMIT": False}, "AUTOCOMMIT"),
+        ("other", {"ENGINE": "tests.django.other_backend"}, "kept in postgresql, mysql, sqlite, and not in other"),
+        ("mysql", {"ENGINE": "django.db.backends.mysql"}, "Did you install mysqlclient"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_database_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, alias: str, database: Settings | None, told: str
+) -> None:
+    """A typo, claims that may vanish, statements that were never tried, a missing driver."""
+    monkeypatch.delitem(sys.modules, "django.db.backends.mysql.base", raising=False)
+    monkeypatch.setitem(sys.modules, "MySQLdb", None)
+    with configured(alias if database else "unused", database or {}), pytest.raises(PolicyError, match=told):
+        open_store(f"django://{alias}")
+
+
+def test_django_that_is_not_ready_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the app there would be no table; before the apps and the settings there is nothing."""
+
+    def refused(told: str) -> None:
+        with pytest.raises(PolicyError, match=told):
+            open_store("django://default")
+
+    monkeypatch.delitem(apps.app_configs, "celery_idempotent")
+    refused(r"add 'celery_idempotent\.contrib\.django' to INSTALLED_APPS")
+    monkeypatch.setattr(apps, "apps_ready", False)
+    refused(r"call django\.setup\(\)")
+    monkeypatch.setattr(settings, "_wrapped", empty)
+    refused("set DJANGO_SETTINGS_MODULE")
+
+
+SHOP = {"DJANGO_SETTINGS_MODULE": "tests.django.project.settings"}
+OPEN = "from celery_idempotent import open_store; open_store('django://default')"
+FORK = "import os, celery_idempotent.contrib.django.store; os._exit(0) if os.fork() == 0 else os.wait()"
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "said"),
+    [
+        (f"import sys; sys.modules['django'] = None; {OPEN}", {}, 'pip install "celery-idempotent[django]"'),
+        (OPEN, {}, "set DJANGO_SETTINGS_MODULE"),
+        (OPEN, SHOP, "django.setup()"),
+        (f"import django; django.setup(); {OPEN}", SHOP, ""),
+        (FORK, {}, ""),
+    ],
+    ids=["no Django", "no settings", "no setup", "set up", "fork of what only imports the store"],
+)
+def test_process_of_its_own_is_told_what_is_missing(code: str, environment: dict[str, str], said: str) -> None:
+    """The extra, the variable, the call; where nothing is missing nothing is said."""
+    clean = {name: value for name, value in os.environ.items() if name not in SHOP}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=clean | environment, capture_output=True, text=True, check=False
+    )
+    assert bool(ended.returncode) is bool(said)
+    assert said in ended.stderr.strip().rpartition("\n")[2]
+    assert bool(ended.stderr) is bool(said)
