@@ -142,8 +142,8 @@ def test_list_shows_what_an_operator_looks_for(store: DjangoStore, viewer: Clien
     values = {"label": "acme/7", "updated_at": 1_800_000_000_007, "result": "x" * 5_000, "content_type": JSON}
     record = _written(store, Status.COMPLETED, attempts=3, expires_at=1_900_000_000, **values)
     _written(store, Status.COMPLETED, expires_at=1)
-    _written(store, lease_until=store.now() - 2_000)  # the grace is 5 s
     _abandoned(store)
+    _written(store, lease_until=store.now() - 1)  # the grace is 5 s
 
     with CaptureQueriesContext(connections[store.alias]) as queries:
         text = _text(viewer.get(LIST))
@@ -392,10 +392,10 @@ def test_only_what_a_record_can_take_is_offered(store: DjangoStore, operator: Cl
     """Resolve for UNKNOWN, release for a claim whose grace is over, forget for an outcome or what was given back."""
     records = {str(status): _written(store, status) for status in Status}
     records["abandoned"] = _abandoned(store)
-    records["in its grace"] = _written(store, lease_until=store.now() - 1)
     records["ahead of the clock"] = _written(store, Status.FAILED, fencing_token=store.now() + 600_000)
+    records["in its grace"] = _written(store, lease_until=store.now() - 1)  # looked at first, as it lasts 5 s
 
-    pages = {name: _text(operator.get(_url(record))) for name, record in records.items()}
+    pages = {name: _text(operator.get(_url(record))) for name, record in reversed(records.items())}
     offered = {name: "".join(each for each in KINDS if _url(records[name], each) in pages[name]) for name in records}
 
     forgettable = dict.fromkeys(("COMPLETED", "FAILED", "RELEASED"), "forget")

@@ -238,7 +238,7 @@ def test_connection_lost_in_a_write_leaves_doubt_and_nothing_broken(store: Djang
     record = a_record()
     store.swap(record, None)
     session = own_session(store.alias)
-    server.tell("BEGIN")
+    server.ask("BEGIN")
     server.ask("SELECT status FROM idempotency_records WHERE idempotency_key = %s FOR UPDATE", record.key)
     renewed = replace(record, revision="2")
 
@@ -247,7 +247,7 @@ def test_connection_lost_in_a_write_leaves_doubt_and_nothing_broken(store: Djang
     with pytest.raises(StoreUnavailable) as raised:
         store.swap(renewed, record.revision)
     killer.join()
-    server.tell("ROLLBACK")
+    server.ask("ROLLBACK")
 
     assert type(raised.value.__cause__).__module__.split(".")[0] in {"psycopg", "pymysql", "MySQLdb"}
     assert connections[store.alias].connection is None
@@ -280,7 +280,7 @@ def test_result_beyond_the_largest_packet_is_refused_unsent(store: DjangoStore, 
     """MySQL hangs up on whoever sends more, which would look like an outage for ever."""
     record = a_record()
     store.swap(record, None)
-    server.tell("SET GLOBAL max_allowed_packet = 1048576")
+    server.ask("SET GLOBAL max_allowed_packet = 1048576")
     try:
         session = own_session(store.alias)
         for result in ("x" * 600_000, b"\xff" * 600_000):
@@ -288,7 +288,7 @@ def test_result_beyond_the_largest_packet_is_refused_unsent(store: DjangoStore, 
                 store.swap(replace(record, revision="2", result=result, content_type="t"), record.revision)
         assert own_session(store.alias) == session
     finally:
-        server.tell("SET GLOBAL max_allowed_packet = DEFAULT")
+        server.ask("SET GLOBAL max_allowed_packet = DEFAULT")
 
 
 def test_locked_file_is_an_outage(tmp_path: Path) -> None:

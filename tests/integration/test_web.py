@@ -1,14 +1,13 @@
-"""The page in a real browser, on real stores, one of them with 100,000 records: an incident is played through."""
+"""The page in a real browser, served by its command: an incident is played through."""
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import redis
+from celery import Celery
 from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -18,21 +17,15 @@ from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.store import Store
-from celery_idempotent.stores import open_store
-from celery_idempotent.testing.contract import a_record
 from lab import tether
 from lab.embedded.server import HOST, accepts, free_port
 from tests.support.browser import Person, a_window
-from tests.support.stores import a_store
 from tests.support.waiting import wait_until
+from tests.support.web import TOKEN, a_shop, a_written, store_of
 
 pytestmark = pytest.mark.browser
 
-ON_A_SMALL_STORE = pytest.mark.parametrize("site", ["postgres"], indirect=True)
-"""For what does not depend on the store: a search of Redis reads it all."""
 
-TOKEN = "a token that nobody guesses"
-MANY = 100_000
 INCIDENT = 60
 """Operations that end UNKNOWN: more than a page."""
 
@@ -47,67 +40,48 @@ class Site(NamedTuple):
     log: Path
 
 
-def _written(store: Store, number: int, status: Status, minutes: float, **values: Any) -> None:
-    at = store.now() - round(minutes * 60_000)
-    times = {"created_at": at - 4_000, "updated_at": at, "fencing_token": at - 4_000, "lease_until": at + 60_000}
-    names = {"label": f"acme/order-{number}", "worker": f"celery@worker-{number % 6 + 1}", "app": "shop", "trace": ""}
-    outcome = {"expires_at": store.now() // 1000 + 500_000} if status in (Status.COMPLETED, Status.FAILED) else {}
-    key = f"shop.charge:1:{sha256(str(number).encode()).hexdigest()}"
-    of_it = {"key": key, "status": status, "task": "shop.charge"}
-    record = replace(a_record(), **{**of_it, **names, **times, **outcome, **values})
-    assert store.swap(record, None) == record
-
-
-def _filled(store: Store) -> None:
+def _filled(shop: Celery) -> None:
     """What a shop has after some days, and what an incident has left."""
-    for number in range(300):
-        result = {"result": json.dumps({"charge": f"ch_{number}"}), "content_type": "application/json"}
-        _written(store, number, Status.COMPLETED, 3 + number * 17, **result)
+    now, minute = store_of(shop).now(), 60_000
+
+    def written(number: int, status: Status, minutes: float, **values: Any) -> None:
+        key, expires_at = f"shop.charge:1:{sha256(str(number).encode()).hexdigest()}", now // 1000 + 500_000
+        names = {"key": key, "label": f"acme/order-{number}", "worker": f"celery@worker-{number % 6 + 1}"}
+        outcome = {"expires_at": expires_at} if status in (Status.COMPLETED, Status.FAILED) else {}
+        a_written(shop, status, round(minutes * minute), **{**names, **outcome, **values})
+
+    for number in range(30):
+        result = json.dumps({"charge": f"ch_{number}"})
+        written(number, Status.COMPLETED, 3 + number * 170, result=result, content_type="application/json")
     for number in range(300, 303):
-        _written(store, number, Status.FAILED, 3 + number, error="CardDeclined: insufficient funds")
-        _written(store, number + 20, Status.IN_PROGRESS, 0.1, lease_until=store.now() + 600_000)
-        _written(store, number + 200, Status.IN_PROGRESS, 150, attempts=3, takeovers=2)
-    steps = {
-        "charge": to_plain(Finished(Encoded('"ch_1"', "application/json"))),
-        "receipt": to_plain(Begun(store.now() - 2_400_000, 1)),
-    }
+        written(number, Status.FAILED, 3 + number, error="CardDeclined: insufficient funds")
+        written(number + 20, Status.IN_PROGRESS, 0.1, lease_until=now + 10 * minute)
+        written(number + 200, Status.IN_PROGRESS, 150, attempts=3, takeovers=2)
+    charged = to_plain(Finished(Encoded('"ch_1"', "application/json")))
+    steps = {"charge": charged, "receipt": to_plain(Begun(now - 40 * minute, 1))}
     for number in range(400, 400 + INCIDENT):
         error = "attempt 1 on celery@worker-3 ended without an outcome"
-        _written(store, number, Status.UNKNOWN, 40 + (number - 400) / 10, error=error, steps=steps)
-    _written(store, 600, Status.FAILED, 1, label=HOSTILE, error=HOSTILE, worker=HOSTILE)
+        written(number, Status.UNKNOWN, 40 + (number - 400) / 10, error=error, steps=steps)
+    written(600, Status.FAILED, 1, label=HOSTILE, error=HOSTILE, worker=HOSTILE)
 
 
-def _multiplied(url: str) -> None:
-    """Copies of what was completed, up to MANY records."""
-    with redis.Redis.from_url(url) as client:
-        (name,) = client.scan_iter(match=f"*{sha256(b'1').hexdigest()}")
-        copies = MANY - client.dbsize()
-        with client.pipeline(transaction=False) as pipeline:
-            for number in range(copies):
-                pipeline.copy(name, name[:-64] + sha256(b"copy %d" % number).hexdigest().encode())
-            pipeline.execute()
-
-
-@pytest.fixture(scope="module", params=["redis", "postgres"])
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The command serves the page; Redis has 100,000 records."""
-    port = free_port()
-    log = tmp_path_factory.mktemp("log") / "log"
-    with a_store(request.param) as place, log.open("wb") as said:
-        store = open_store(place.url)
-        store.provision()
-        _filled(store)
-        if request.param == "redis":
-            _multiplied(place.url)
-        command = ("-A", "tests.integration.web_shop", "idempotency", "web", "--port", str(port), "--write")
-        environment = {"SHOP_STORE": place.url, "IDEMPOTENCY_WEB_TOKEN": TOKEN}
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The command serves the page."""
+    folder, port = tmp_path_factory.mktemp("shop"), free_port()
+    shop = a_shop(idempotency_store=f"sqlite:///{folder}/records.sqlite")
+    store_of(shop).provision()
+    _filled(shop)
+    command = ("-A", "tests.integration.web_shop", "idempotency", "web", "--port", str(port), "--write")
+    environment = {"SHOP_STORE": shop.conf.idempotency_store, "IDEMPOTENCY_WEB_TOKEN": TOKEN}
+    log = folder / "log"
+    with log.open("wb") as said:
         served = tether.start("celery", *command, log=said, env=environment)
         try:
             wait_until(lambda: accepts(port), "the page is served", timeout=60)
-            yield Site(store, f"http://{HOST}:{port}/", log)
+            yield Site(store_of(shop), f"http://{HOST}:{port}/", log)
         finally:
             tether.stop(served)
-            store.close()
     assert TOKEN not in log.read_text()
 
 
@@ -192,7 +166,6 @@ def test_incident_is_judged_in_bulk(site: Site, person: Visitor) -> None:
     assert "its error: attempt 1 on celery@worker-3 ended without an outcome" in shown
 
 
-@ON_A_SMALL_STORE
 def test_hostile_record_is_text(site: Site, person: Visitor) -> None:
     """In the list and on its own page; nothing ran, and nothing was asked for."""
     person.opens("records?label=%3Cscript%3E*")
@@ -203,7 +176,6 @@ def test_hostile_record_is_text(site: Site, person: Visitor) -> None:
     assert person.browser.title != "owned"
 
 
-@ON_A_SMALL_STORE
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280], ids=["phone", "wide"])
 def test_pages_fit_any_screen(site: Site, person: Visitor, width: int, dark: bool) -> None:
@@ -245,7 +217,6 @@ return [...document.querySelectorAll('main *, header *')]
 """By WCAG 2.2: the texts whose contrast is under 4.5."""
 
 
-@ON_A_SMALL_STORE
 def test_keyboard_is_enough(site: Site, person: Visitor) -> None:
     """The first key skips to the content; from there a search is sent."""
     person.opens("records")

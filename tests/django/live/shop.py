@@ -2,10 +2,10 @@
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lab import tether
 from tests.django.databases import Settings
@@ -13,16 +13,8 @@ from tests.django.databases import Settings
 __all__ = ["Shop"]
 
 
-@dataclass(frozen=True)
-class Shop:
-    """Where the shop's processes find their database and their broker, and where they write their log.
-
-    Args:
-        database: What stands in DATABASES.
-        broker: The URL of a Redis.
-        queue: The queue of this shop alone.
-        folder: For its logs.
-    """
+class Shop(NamedTuple):
+    """What stands in DATABASES, the URL of a Redis, the queue of this shop alone, and where its log is."""
 
     database: Settings
     broker: str
@@ -32,26 +24,19 @@ class Shop:
     @contextmanager
     def running(self, module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         """``python -m module arguments...`` with the shop's settings, until the end of the block."""
-        with self.log.open("ab") as log:
-            process = tether.start(module, *arguments, log=log, env=self._environment())
-        try:
-            yield process
-        finally:
-            tether.stop(process)
-
-    @property
-    def log(self) -> Path:
-        """What all processes have said."""
-        return self.folder / "log"
-
-    def said(self) -> str:
-        """The same, read."""
-        return self.log.read_text()
-
-    def _environment(self) -> Mapping[str, str]:
-        return {
+        environment = {
             "DJANGO_SETTINGS_MODULE": "tests.django.project.settings",
             "SHOP_DATABASE": json.dumps(dict(self.database)),
             "SHOP_BROKER": self.broker,
             "SHOP_QUEUE": self.queue,
         }
+        with (self.folder / "log").open("ab") as log:
+            process = tether.start(module, *arguments, log=log, env=environment)
+        try:
+            yield process
+        finally:
+            tether.stop(process)
+
+    def said(self) -> str:
+        """What all processes have said."""
+        return (self.folder / "log").read_text()
