@@ -1,12 +1,12 @@
 """Holding messages, on real servers and by kombu's own channels: what a broker keeps of it, without a worker."""
-# mypy: allow-untyped-calls
+# mypy: allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 import boto3
@@ -39,113 +39,100 @@ def consumed(url: str, queue: str, options: dict[str, Any]) -> Iterator[tuple[Ex
         yield extender, channel, messages[0]
 
 
-class TestRedis:
-    """Redis, by whatever way kombu reaches it."""
-
-    @pytest.fixture(params=["redis", "prefix", "sentinel"])
-    def way(self, request: pytest.FixtureRequest, redis_server: EmbeddedRedis) -> Iterator[tuple[str, dict[str, Any]]]:
-        """A URL and the options of the transport."""
-        index = {"unacked_index_key": uuid4().hex, "unacked_key": uuid4().hex}
-        if request.param == "redis":
-            yield redis_server.url, index
-        elif request.param == "prefix":
-            yield redis_server.url, {**index, "global_keyprefix": "shop:"}
-        else:
-            with EmbeddedSentinel(redis_server) as sentinel:
-                yield f"sentinel://127.0.0.1:{sentinel.port}/0", {**index, "master_name": GROUP}
-
-    @pytest.fixture
-    def server(self, redis_server: EmbeddedRedis) -> Iterator[Any]:
-        """A client of the server itself, without prefixes."""
-        with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
-            yield client
-
-    def test_a_message_that_is_extended_is_not_delivered_again(
-        self, way: tuple[str, dict[str, Any]], server: Any
-    ) -> None:
-        """Until it is extended no more; and one that was acknowledged stays away for good."""
-        url, options = way
-        queue = uuid4().hex
-        index = options.get("global_keyprefix", "") + options["unacked_index_key"]
-        waiting = options.get("global_keyprefix", "") + queue
-        with consumed(url, queue, {**options, "visibility_timeout": 60}) as (extender, _, message):
-            tag, old = message.delivery_tag, time.time() - 61
-            assert extender.visibility("") == 60
-            server.zadd(index, {tag: old})
-            extender.extend("", {tag: 60})
-            extender.restore()
-            assert server.zscore(index, tag) > old + 50
-            assert server.llen(waiting) == 0
-            server.zadd(index, {tag: old})
-            extender.restore()
-            assert server.llen(waiting) == 1
-            message.ack()
-            extender.extend("", {tag: 60})
-            assert server.zscore(index, tag) is None
+# -- Redis
 
 
-class TestSqs:
-    """SQS, by receipts."""
+@pytest.mark.parametrize(("kind", "prefix"), [("redis", ""), ("redis", "shop:"), ("sentinel", "")])
+def test_a_message_on_redis_that_is_extended_is_not_delivered_again(
+    redis_server: EmbeddedRedis, kind: str, prefix: str
+) -> None:
+    """Until it is extended no more; and one that was acknowledged stays away for good."""
+    queue, index = uuid4().hex, uuid4().hex
+    options = {"unacked_index_key": index, "unacked_key": uuid4().hex, "visibility_timeout": 60}
+    options |= {"master_name": GROUP} if kind == "sentinel" else {"global_keyprefix": prefix}
+    with (
+        EmbeddedSentinel(redis_server) as sentinel,
+        redis.Redis.from_url(redis_server.url) as server,
+        consumed(
+            redis_server.url if kind == "redis" else f"sentinel://127.0.0.1:{sentinel.port}/0", queue, options
+        ) as (extender, _, message),
+    ):
+        tag, old = message.delivery_tag, time.time() - 61
+        assert extender.visibility("") == 60
+        server.zadd(prefix + index, {tag: old})
+        extender.extend("", {tag: 60})
+        extender.restore()
+        assert server.zscore(prefix + index, tag) > old + 50
+        assert server.llen(prefix + queue) == 0
+        server.zadd(prefix + index, {tag: old})
+        extender.restore()
+        assert server.llen(prefix + queue) == 1
+        message.ack()
+        extender.extend("", {tag: 60})
+        assert server.zscore(prefix + index, tag) is None
 
-    OPTIONS: ClassVar = {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 1, "visibility_timeout": 1800}
 
-    @pytest.fixture
-    def sqs(self, dynamodb_endpoint: str) -> Any:
-        """A client of the server itself."""
-        return boto3.Session("test", "test", region_name="us-east-1").client("sqs", endpoint_url=dynamodb_endpoint)
+# -- SQS, by receipts
 
-    @pytest.fixture(params=["", ".fifo"], ids=["standard", "fifo"])
-    def queue(self, request: pytest.FixtureRequest, sqs: Any) -> str:
-        """A queue that somebody else has made, with a timeout of its own."""
-        name = f"{uuid4().hex}{request.param}"
-        sqs.create_queue(
-            QueueName=name,
-            Attributes={"VisibilityTimeout": "2", **({"FifoQueue": "true"} if request.param else {})},
-        )
-        return name
+OPTIONS = {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 1, "visibility_timeout": 1800}
 
-    @pytest.fixture
-    def broker_url(self, dynamodb_endpoint: str) -> str:
-        """The same server, for kombu."""
-        return dynamodb_endpoint.replace("http://", "sqs://test:test@") + "//"
 
-    def waiting(self, sqs: Any, url: str) -> int:
-        """Messages that anybody could have."""
+@pytest.fixture
+def sqs(dynamodb_endpoint: str) -> Any:
+    """A client of the server itself."""
+    return boto3.Session("test", "test", region_name="us-east-1").client("sqs", endpoint_url=dynamodb_endpoint)
+
+
+@pytest.fixture(params=["", ".fifo"], ids=["standard", "fifo"])
+def queue(request: pytest.FixtureRequest, sqs: Any) -> str:
+    """A queue that somebody else has made, with a timeout of its own."""
+    name, fifo = f"{uuid4().hex}{request.param}", {"FifoQueue": "true"} if request.param else {}
+    sqs.create_queue(QueueName=name, Attributes={"VisibilityTimeout": "2", **fifo})
+    return name
+
+
+@pytest.fixture
+def broker_url(dynamodb_endpoint: str) -> str:
+    """The same server, for kombu."""
+    return dynamodb_endpoint.replace("http://", "sqs://test:test@") + "//"
+
+
+def test_a_message_on_sqs_that_is_extended_is_not_delivered_again(sqs: Any, queue: str, broker_url: str) -> None:
+    """By the timeout of its queue, not by that of the transport; and it comes back when it is let go."""
+
+    def waiting() -> int:
         answer = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"])
         return int(answer["Attributes"]["ApproximateNumberOfMessages"])
 
-    def test_a_message_that_is_extended_is_not_delivered_again(self, sqs: Any, queue: str, broker_url: str) -> None:
-        """By the timeout of its queue, not by that of the transport; and it comes back when it is let go."""
-        with consumed(broker_url, queue, self.OPTIONS) as (extender, _, message):
-            received = time.monotonic()
-            url, tag = extender.queue_of(message), message.delivery_tag
-            assert extender.visibility(url) == 2
-            while time.monotonic() < received + 6:
-                answer = extender.extend(url, {tag: 2})
-                assert (answer.gone, answer.failed) == ({}, {})
-                assert self.waiting(sqs, url) == 0
-                time.sleep(0.3)
-            wait_until(lambda: self.waiting(sqs, url) == 1, "it comes back", timeout=10)
-
-    def test_what_was_acknowledged_is_gone(self, sqs: Any, queue: str, broker_url: str) -> None:
-        """The others of the request are extended all the same."""
-        with consumed(broker_url, queue, self.OPTIONS) as (extender, _, message):
-            url, tag = extender.queue_of(message), message.delivery_tag
-            message.ack()
+    with consumed(broker_url, queue, OPTIONS) as (extender, _, message):
+        received = time.monotonic()
+        url, tag = extender.queue_of(message), message.delivery_tag
+        assert extender.visibility(url) == 2
+        while time.monotonic() < received + 6:
             answer = extender.extend(url, {tag: 2})
-            assert set(answer.gone) == {tag}
-            assert answer.failed == {}
+            assert (answer.gone, answer.failed, waiting()) == ({}, {}, 0)
+            time.sleep(0.3)
+        wait_until(lambda: waiting() == 1, "it comes back", timeout=10)
 
-    def test_a_message_that_is_given_back_too_late_ends_no_worker(self, queue: str, broker_url: str, sqs: Any) -> None:
-        """kombu raises what SQS says, which Celery takes for a reason to end (celery/kombu issue 1391)."""
-        with consumed(broker_url, queue, self.OPTIONS) as (extender, channel, message):
-            url, tag = extender.queue_of(message), message.delivery_tag
-            sqs.delete_message(QueueUrl=url, ReceiptHandle=tag)
-            delivery_info = dict(message.delivery_info)
-            del channel.basic_reject  # kombu's own, of its class
-            with pytest.raises(ClientError, match="Receipt|does not exist|not available"):
-                message.reject(requeue=True)
-            message.delivery_info.update(delivery_info)
-            survive_expired_receipts(channel)
+
+def test_what_was_acknowledged_is_gone(queue: str, broker_url: str) -> None:
+    """The others of the request are extended all the same."""
+    with consumed(broker_url, queue, OPTIONS) as (extender, _, message):
+        url, tag = extender.queue_of(message), message.delivery_tag
+        message.ack()
+        answer = extender.extend(url, {tag: 2})
+        assert (set(answer.gone), answer.failed) == ({tag}, {})
+
+
+def test_a_message_that_is_given_back_too_late_ends_no_worker(queue: str, broker_url: str, sqs: Any) -> None:
+    """kombu raises what SQS says, which Celery takes for a reason to end (celery/kombu issue 1391)."""
+    with consumed(broker_url, queue, OPTIONS) as (extender, channel, message):
+        sqs.delete_message(QueueUrl=extender.queue_of(message), ReceiptHandle=message.delivery_tag)
+        delivery_info = dict(message.delivery_info)
+        del channel.basic_reject  # kombu's own, of its class
+        with pytest.raises(ClientError, match="Receipt|does not exist|not available"):
             message.reject(requeue=True)
-            assert channel.qos.can_consume_max_estimate() != 0
+        message.delivery_info.update(delivery_info)
+        survive_expired_receipts(channel)
+        message.reject(requeue=True)
+        assert channel.qos.can_consume_max_estimate() != 0

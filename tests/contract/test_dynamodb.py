@@ -200,14 +200,6 @@ def test_result_beyond_the_item_limit_is_refused_before_and_by_the_server(store:
     assert store.get(record.key) == record
 
 
-def test_record_of_the_version_before_is_read(store: DynamoDBStore) -> None:
-    """It has a flag where this one counts, and names no app."""
-    record = replace(a_record(), takeovers=0, app="")
-    store._connected().put_item(TableName=store.table, Item={**store._item(record), "takeover": {"BOOL": True}})
-
-    assert store.get(record.key) == record
-
-
 def test_provisioned_table_is_on_demand_with_ttl(store: DynamoDBStore) -> None:
     """The table is billed on demand and deletes outcomes past their expiry."""
     client = store._connected()

@@ -207,18 +207,6 @@ def test_key_of_another_program_is_left_alone(store: RedisStore, client: Any) ->
     client.delete(redis_key(text), redis_key(other))
 
 
-def test_record_of_the_version_before_is_read(store: RedisStore, client: Any) -> None:
-    """It has a flag where this one counts, and names no app."""
-    record = replace(a_record(), takeovers=0, app="")
-    store.swap(record, None)
-    client.hset(redis_key(record), "takeover", "1")
-
-    assert store.get(record.key) == record
-    successor = replace(a_rival(record), takeovers=1)
-    assert store.swap(successor, record.revision) == successor == store.get(record.key)
-    assert not client.hexists(redis_key(record), "takeover")
-
-
 # -- requests
 
 
@@ -441,22 +429,6 @@ def test_client_or_option_that_cannot_be_used_is_refused(redis_server: EmbeddedR
                 RedisStore(redis.Redis(), **{option: value})  # type: ignore[arg-type]
 
 
-def test_inherited_client_is_left_alone_by_a_child(store: RedisStore) -> None:
-    """A child makes a client of its own and never touches its parent's, not even to destroy it."""
-    store.swap(a_record(), None)
-    parents = store._connected()
-    if (pid := _fork()) == 0:
-        record, mine = a_record(), store._connected()
-        is_right = (
-            mine is not parents,
-            store.swap(record, None) == record,
-            parents in store._connected._values.values(),
-        )
-        os._exit(0 if all(is_right) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert store._connected() is parents
-
-
 def test_own_client_works_on_both_sides_of_a_fork(
     redis_server: EmbeddedRedis, redis_cluster: EmbeddedRedisCluster
 ) -> None:
@@ -479,12 +451,3 @@ def _fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ on fork with threads: this is the point
         return os.fork()
-
-
-def test_connections_have_a_name_in_the_list_of_the_server(redis_server: EmbeddedRedis, client: Any) -> None:
-    """By which an operator tells them from the broker's; another or none by the URL."""
-    for option, name in (("", "celery-idempotent"), ("?client_name=shop-7", "shop-7"), ("?client_name=", "")):
-        before = {each["id"] for each in client.client_list()}
-        with opened(f"redis://{HOST}:{redis_server.port}/0{option}") as store:
-            store.now()
-            assert name in {each["name"] for each in client.client_list() if each["id"] not in before}

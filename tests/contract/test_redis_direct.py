@@ -2,8 +2,6 @@
 
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
-from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -85,23 +83,6 @@ def test_calls_of_one_thread_share_a_connection(client: DirectClient) -> None:
     assert _connection_id(client) == before
 
 
-def test_threads_never_share_a_connection(client: DirectClient) -> None:
-    """Each gets the reply to its own command, however they interleave."""
-    together, wrong = Barrier(4), list[bytes]()
-
-    def talk(name: bytes) -> None:
-        together.wait()
-        for number in range(200):
-            said = b"%s%d" % (name, number)
-            wrong.extend({client.ask(b"ECHO", said)} - {said})
-
-    threads = [Thread(target=talk, args=(name,)) for name in (b"a", b"b", b"c", b"d")]
-    for act in (Thread.start, Thread.join):
-        for each in threads:
-            act(each)
-    assert wrong == []
-
-
 def test_reply_that_nobody_waited_for_goes_to_nobody(client: DirectClient, redis_server: EmbeddedRedis) -> None:
     """A time limit that strikes between request and reply closes the connection: the next would read the old reply."""
     previous = signal.signal(signal.SIGALRM, _strike)
@@ -150,22 +131,6 @@ def test_errors_among_many_are_answers(client: DirectClient) -> None:
     """One that the server refuses hides none of the others."""
     one, refused, two = client.ask_all([(b"ECHO", b"one"), (b"NOSUCH",), (b"ECHO", b"two")])
     assert (one, type(refused), two) == (b"one", redis.ResponseError, b"two")
-
-
-def test_lost_request_is_sent_as_often_as_by_redis_py(client: DirectClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways give up at the same time, well within a lease, with redis-py's error."""
-    client.ping()
-    sent: list[str] = []
-
-    def lose(way: str) -> None:
-        sent.append(way)
-        raise redis.ConnectionError
-
-    for way, request in (("ours", partial(client.ask, b"PING")), ("redis-py's", client.ping)):
-        monkeypatch.setattr(Connection, "send_packed_command", lambda *args, way=way, **options: lose(way))
-        with pytest.raises(redis.ConnectionError):
-            request()
-    assert sent == ["ours"] * 3 + ["redis-py's"] * 3
 
 
 def test_dropped_connections_are_closed_and_leave_their_place(single: DirectClient) -> None:

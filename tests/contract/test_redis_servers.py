@@ -126,20 +126,6 @@ def test_record_that_too_few_replicas_have_does_not_count() -> None:
             assert client.hget(redis_key(record), "revision") == record.revision
 
 
-def test_record_that_counts_is_on_the_replica() -> None:
-    """With wait_replicas a swap returns when the replica has the record, so its promotion forgets nothing."""
-    records = [a_record() for _ in range(50)]
-    with EmbeddedRedis() as primary, replica_of(primary) as replica:
-        with opened(f"{primary.url}?wait_replicas=1") as store:
-            for record in records:
-                store.swap(record, None)
-            primary.kill()
-        with administrator(replica) as client:
-            client.execute_command("REPLICAOF", "NO", "ONE")
-        with opened(replica.url) as promoted:
-            assert [promoted.get(each.key) for each in records] == records
-
-
 def test_loser_is_told_without_waiting_for_anybody(redis_server: EmbeddedRedis) -> None:
     """A swap that wrote nothing has nothing to confirm."""
     record = a_record()

@@ -49,23 +49,6 @@ def starlette() -> Any:
     return Starlette(routes=[Route("/charges", view, methods=["POST"])], middleware=coats)
 
 
-def fastapi() -> Any:
-    """FastAPI, for uvicorn; its view runs in a thread of FastAPI's."""
-    from fastapi import FastAPI
-
-    from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware
-
-    app = FastAPI()
-    if STORE:
-        app.add_middleware(IdempotencyMiddleware, **OPTIONS)
-
-    @app.post("/charges", status_code=201)
-    def view(order: dict[str, Any]) -> dict[str, str]:
-        return charge(order)
-
-    return app
-
-
 def flask() -> Any:
     """Flask, for gunicorn."""
     from flask import Flask, request

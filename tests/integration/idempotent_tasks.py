@@ -210,15 +210,6 @@ def refund(self: Any, order_id: str, gate: str = "") -> str:
     return "refund of " + perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
-def ship(self: Any, order_id: str) -> list[str]:
-    """Charge in its body, as a task of its own, and go on."""
-    before = current_attempt().key
-    charged = charge.apply(args=[order_id]).get(disable_sync_subtasks=False)
-    record("nested", order_id, before=before, after=current_attempt().key)
-    return [perform(self, order_id), charged]
-
-
 @shared_task
 def note(text: Any) -> str:
     """Follow another task in a canvas; not idempotent, so that every dispatch shows."""

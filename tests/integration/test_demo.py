@@ -8,8 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,8 @@ from lab.demo.settings import Settings
 from lab.folders import PREFIX, temporary_folder
 from lab.servers import BROKERS, STORES, Servers
 from lab.tether import ROOT
+from tests.support.processes import MARK, processes
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.worker,
@@ -29,14 +30,11 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found through /proc"),
 ]
 
-MARK = "DEMO_TEST"
-SERVER = {
-    "dynamodb": "ministack",
-    "redis-cluster": "valkey-server",
-    "postgres": "postgres",
-    "mariadb": "mariadbd",
-    "sqlite": "beam.smp",
-}
+INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
+
+
+def at_night(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 @pytest.fixture
@@ -50,107 +48,71 @@ def place() -> Iterator[Path]:
 @contextlib.contextmanager
 def demo(place: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The demonstration, in an environment by which its descendants can be recognised."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lab.demo", "--folder", str(place / "demo"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, MARK: str(place), "TMPDIR": str(place)},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
-
-
-def processes(place: Path) -> list[str]:
-    """Command lines of living processes that descend from `demo(place)`.
-
-    PostgreSQL writes its titles over its environment, but works in its data folder.
-    """
-    found = []
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if process.name.isdigit() and (
-                f"{MARK}={place}".encode() in (process / "environ").read_bytes()
-                or (process / "cwd").readlink().is_relative_to(place)
-            ):
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-    return found
-
-
-def workers_at_work(place: Path) -> bool:
-    """Both workers of a column are ready."""
-    return any(ledger.read_text().count('"ready"') == 2 for ledger in place.glob("demo/*/ledger.jsonl"))
+    command = [sys.executable, "-m", "lab.demo", "--folder", str(place / "demo"), *arguments]
+    environ = {**os.environ, MARK: str(place), "TMPDIR": str(place)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environ
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(
     ("store", "broker"),
-    [
-        ("dynamodb", "sqs"),
-        pytest.param("redis", "redis", marks=pytest.mark.nightly),
-        pytest.param("postgres", "sqs", marks=pytest.mark.nightly),
-        pytest.param("redis", "rabbitmq", marks=pytest.mark.nightly),
-    ],
+    [("dynamodb", "sqs"), at_night("redis", "redis"), at_night("postgres", "sqs"), at_night("redis", "rabbitmq")],
 )
 def test_every_order_is_charged_exactly_once_under_fire(place: Path, store: str, broker: str) -> None:
-    """On the default, on Redis, a database and RabbitMQ: the other stores differ in their own code only."""
+    """And it tells of the order whose charge ends with a kill: both columns, from the kill to the end."""
     with demo(place, "--orders", "20", "--store", store, "--broker", broker) as process:
         output, _ = process.communicate(timeout=280)
         assert process.returncode == 0, output
-    assert "Every promise was kept." in output
-    assert "IdempotentTask charged 20 of 20 exactly once" in output
-    assert f"store {store}, broker {broker}" in output
-    assert_its_story_is_told(output)
-    assert processes(place) == []
-
-
-def assert_its_story_is_told(output: str) -> None:
-    """Of the order whose charge ends with a kill: both columns, from the kill to the end."""
-    plain, ours = (re.findall(r"charge 0007 +(.*)", part) for part in output.split("IdempotentTask", 1))
-    assert re.fullmatch(r"\d+ killed right after its effect", plain[0])
-    assert re.fullmatch(r"\d+ ran it again: charged \d times", plain[1])
-    assert re.fullmatch(r"\d+ killed right after its effect", ours[0])
-    assert re.fullmatch(r"\d+ took over; the bank knew its key: charged once", ours[1])
+    for told in ("Every promise was kept.", "IdempotentTask charged 20 of 20 exactly once", f"store {store}, broker"):
+        assert told in output
+    plain, ours = (re.findall(r"charge 0007 +\d+ (.*)", part) for part in output.split("IdempotentTask", 1))
+    assert plain[0] == ours[0] == "killed right after its effect"
+    assert re.fullmatch(r"ran it again: charged \d times", plain[1])
+    assert ours[1] == "took over; the bank knew its key: charged once"
+    assert processes(place) == {}
 
 
 @pytest.mark.parametrize(
-    ("how", "store", "broker"),
+    ("how", "store", "broker", "server"),
     [
-        (signal.SIGINT, "dynamodb", "sqs"),
-        (signal.SIGTERM, "dynamodb", "sqs"),
-        (signal.SIGKILL, "dynamodb", "sqs"),
-        pytest.param(signal.SIGINT, "postgres", "redis", marks=pytest.mark.nightly),
-        pytest.param(signal.SIGKILL, "postgres", "redis", marks=pytest.mark.nightly),
-        pytest.param(signal.SIGKILL, "redis-cluster", "redis", marks=pytest.mark.nightly),
-        pytest.param(signal.SIGKILL, "mariadb", "sqs", marks=pytest.mark.nightly),
-        pytest.param(signal.SIGKILL, "sqlite", "rabbitmq", marks=pytest.mark.nightly),
+        *((how, "dynamodb", "sqs", "ministack") for how in (INT, TERM, KILL)),
+        *(at_night(how, "postgres", "redis", "postgres") for how in (INT, KILL)),
+        at_night(KILL, "redis-cluster", "redis", "valkey-server"),
+        at_night(KILL, "mariadb", "sqs", "mariadbd"),
+        at_night(KILL, "sqlite", "rabbitmq", "beam.smp"),
     ],
 )
-def test_interrupting_it_leaves_no_process(place: Path, how: signal.Signals, store: str, broker: str) -> None:
+def test_interrupting_it_leaves_no_process(
+    place: Path, how: signal.Signals, store: str, broker: str, server: str
+) -> None:
+    """Neither workers nor servers, and no folder where there was time to delete it."""
+
+    def workers_are_ready() -> bool:
+        return any(ledger.read_text().count('"ready"') == 2 for ledger in place.glob("demo/*/ledger.jsonl"))
+
     with demo(place, "--store", store, "--broker", broker) as process:
         # Of four tests at once on two cores, each with servers of its own, this one may be the last to get a turn.
-        eventually(lambda: workers_at_work(place), "the workers never started", 200)
-        assert len(processes(place)) > 3
+        wait_until(workers_are_ready, "the workers start", timeout=200)
         # The search finds the store's own process; so it would find it after the end, too.
-        assert any(SERVER[store] in line and "tether_program" not in line for line in processes(place))
+        assert any(server in line and "tether_program" not in line for line in processes(place).values())
         process.send_signal(how)
         assert process.wait(60) != 0
-        eventually(lambda: not processes(place), f"still there: {processes(place)}")
-    if how is not signal.SIGKILL:
-        assert list(place.glob(f"{PREFIX}*")) == []
+        wait_until(lambda: not processes(place), "all processes end")
+    assert how is KILL or list(place.glob(f"{PREFIX}*")) == []
 
 
 @pytest.mark.parametrize(("option", "choices"), [("--store", STORES), ("--broker", BROKERS)])
 def test_a_wrong_name_is_refused_with_the_choices(place: Path, option: str, choices: tuple[str, ...]) -> None:
+    """As click refuses it."""
     with demo(place, option, "nosuch") as process:
         output, _ = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert f"'nosuch' is not one of {', '.join(map(repr, choices))}" in " ".join(output.split())
+    told = f"'nosuch' is not one of {', '.join(map(repr, choices))}"
+    assert (process.returncode, told in " ".join(output.split())) == (2, True)
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -177,17 +139,10 @@ def test_every_broker_is_served_by_its_name(place: Path, name: str) -> None:
             for _ in range(3):
                 publisher.send_task("any", connection=connection)
             assert connection.default_channel.basic_get(settings.queue)
-            eventually(lambda: queue_length(servers.broker_url, settings.queue) == 3, "there were never three", 10)
+            wait_until(lambda: queue_length(servers.broker_url, settings.queue) == 3, "there are three")
 
 
 def test_one_aws_serves_both_store_and_broker(place: Path) -> None:
+    """As one account has both."""
     with Servers("dynamodb", "sqs", place) as servers:
         assert servers.store_url.split("/")[2] == servers.broker_url.split("/")[2]
-
-
-def eventually(condition: Callable[[], bool], otherwise: str, timeout: float = 60) -> None:
-    """Wait for `condition`."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.1)

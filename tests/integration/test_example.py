@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +19,12 @@ import pytest
 from lab.embedded import EmbeddedRedis
 from lab.embedded.server import accepts
 from lab.tether import ROOT
+from tests.support.processes import MARK, processes
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(240)]
 
 COMMAND = [sys.executable, "-m", "example_project.run"]
-MARK = "EXAMPLE_TEST"
 
 
 @pytest.fixture
@@ -39,34 +39,26 @@ def environ(**variables: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("EXAMPLE_")} | variables
 
 
-def run(**variables: str) -> str:
-    """What it prints."""
-    ended = subprocess.run(
-        COMMAND, cwd=ROOT, env=environ(**variables), capture_output=True, text=True, timeout=200, check=False
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+def run(**variables: str) -> subprocess.CompletedProcess[str]:
+    """What it prints, and how it ends."""
+    given = environ(**variables)
+    return subprocess.run(COMMAND, cwd=ROOT, env=given, capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_one_command_shows_each_effect_once(port: int) -> None:
     """On servers of its own, which end with it."""
-    shown = run()
-    assert len(re.findall(r"^  (bank|warehouse|mail) ", shown, re.MULTILINE)) == 9
-    assert shown.count("one effect") == 9
-    assert "18 messages, 9 effects." in shown
-    assert not accepts(port)
+    shown = run().stdout
+    assert len(re.findall(r"^  (bank|warehouse|mail) ", shown, re.MULTILINE)) == shown.count("one effect") == 9
+    assert ("18 messages, 9 effects." in shown, accepts(port)) == (True, False)
 
 
 def test_second_one_says_that_the_first_has_the_port(port: int) -> None:
     """In a sentence that says what to do, not in a traceback."""
     with socket.create_server(("127.0.0.1", port)):
-        second = subprocess.run(
-            COMMAND, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=100, check=False
-        )
-    assert second.returncode == 1
+        second = run()
     told, remedy = second.stderr.splitlines()
     assert told.startswith(f"EmbeddedAws: port {port} is taken by process {os.getpid()} (")
-    assert "EXAMPLE_BROKER_URL" in remedy
+    assert (second.returncode, "EXAMPLE_BROKER_URL" in remedy) == (1, True)
 
 
 def test_two_variables_point_it_elsewhere(tmp_path: Path) -> None:
@@ -74,7 +66,7 @@ def test_two_variables_point_it_elsewhere(tmp_path: Path) -> None:
     with EmbeddedRedis() as redis:
         addresses = {"EXAMPLE_BROKER_URL": redis.url, "EXAMPLE_STORE_URL": f"sqlite:///{tmp_path}/shop.sqlite"}
         for _ in range(2):
-            assert "18 messages, 9 effects." in run(**addresses)
+            assert "18 messages, 9 effects." in run(**addresses).stdout
 
 
 def _hear_interrupts() -> None:
@@ -86,44 +78,23 @@ def _hear_interrupts() -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_interrupting_it_leaves_no_process(port: int, tmp_path: Path, how: signal.Signals) -> None:
     """Neither its worker nor its servers."""
-    mark = f"{MARK}={tmp_path}"
-    example = subprocess.Popen(
-        COMMAND, cwd=ROOT, env=environ(**{MARK: str(tmp_path)}), stdout=subprocess.PIPE, preexec_fn=_hear_interrupts
-    )
+    marked = environ(**{MARK: str(tmp_path)})
+    example = subprocess.Popen(COMMAND, cwd=ROOT, env=marked, stdout=subprocess.PIPE, preexec_fn=_hear_interrupts)
+    assert example.stdout
     try:
-        worker = eventually_a_worker(mark)
+        (worker, *_) = wait_until(
+            lambda: [pid for pid, line in processes(tmp_path).items() if "example_project.app" in line],
+            "the worker starts",
+            timeout=100,
+        )
         os.kill(worker, signal.SIGSTOP)  # so that there is no end before it is interrupted
-        assert example.stdout
-        assert b"3 orders" in example.stdout.readline()
-        assert accepts(port)
+        assert (b"3 orders" in example.stdout.readline(), accepts(port)) == (True, True)
         example.send_signal(how)
         with contextlib.suppress(ProcessLookupError):  # it may have been killed by then
             os.kill(worker, signal.SIGCONT)
-        assert example.wait(100) != 0
-        assert processes(mark) == {}
+        assert (example.wait(100) != 0, processes(tmp_path)) == (True, {})
     finally:
-        for pid in processes(mark):
+        for pid in processes(tmp_path):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         example.communicate()
-
-
-def eventually_a_worker(mark: str) -> int:
-    """The first process of a worker."""
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline:
-        for pid, line in processes(mark).items():
-            if "example_project.app" in line:
-                return pid
-        time.sleep(0.02)
-    raise AssertionError("the worker never started")
-
-
-def processes(mark: str) -> dict[int, str]:
-    """Command lines of living processes that have this in their environment, by number."""
-    found = {}
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
-                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
-    return found
