@@ -23,7 +23,7 @@ def test_a_lost_reply_neither_blocks_nor_doubles(
         key = charge.idempotency_key_for(order, order)
         result = charge.delay(order, order)
         if order == "renewal":
-            wait_until(lambda cut=cut: cut.struck, "the first renewal loses its reply")
+            wait_until(lambda: cut.struck, "the first renewal loses its reply")  # noqa: B023
             lease_until = record_of(store, key).lease_until
             wait_until(lambda: record_of(store, key).lease_until > lease_until, "the next renewal")  # noqa: B023
         ledger.open(f"{order}:1")
