@@ -7,7 +7,7 @@
 import os
 from typing import Any
 
-from celery import Celery, beat, current_task
+from celery import Celery, current_task
 
 from celery_idempotent import IdempotentTask, Policy, signals
 from celery_idempotent.beat import PersistentScheduler, SchedulerMixin
@@ -29,8 +29,6 @@ app.conf.update(
 )
 Scheduler: Any
 match KIND:
-    case "plain":
-        Scheduler = beat.PersistentScheduler
     case "celery":
         Scheduler = PersistentScheduler
     case "redbeat":
@@ -42,11 +40,8 @@ match KIND:
         import django
         from django.conf import settings
 
-        database = {
-            "ENGINE": "django.db.backends.sqlite3",
-            "NAME": f"{FOLDER}/beats.sqlite3",
-            "OPTIONS": {"timeout": 30},
-        }
+        place = {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{FOLDER}/beats.sqlite3"}
+        database = {**place, "OPTIONS": {"timeout": 30}}
         apps = ["django.contrib.contenttypes", "django_celery_beat"]
         settings.configure(DATABASES={"default": database}, INSTALLED_APPS=apps, USE_TZ=True)
         django.setup()

@@ -1,8 +1,4 @@
-"""One set of tasks, three kinds of them: an app and a worker with Celery's own Task, one with IdempotentTask, and one
-whose idempotent tasks are published once.
-
-All are on one Redis, so that whatever a canvas does with the one can be compared with what it does with the others.
-"""
+"""One set of tasks, two kinds of them: an app and a worker with IdempotentTask, and one whose are published once."""
 # mypy: allow-untyped-decorators
 
 from __future__ import annotations
@@ -27,10 +23,9 @@ from lab.short_delays import ShortDelays
 from tests.support.ledger import Ledger, record
 from tests.support.waiting import wait_until
 
-KINDS = ("plain", "idempotent", "once")
-DATABASE = {"plain": 1, "idempotent": 2, "once": 4}
-STORE = {"idempotent": 3, "once": 5}
-TASK_CLASS = {"plain": "celery.app.task:Task"}
+KINDS = {"idempotent": (2, 3), "once": (4, 5)}
+"""By kind the databases of its broker and of its store."""
+
 HELD = "held"
 OTHER = "other"
 idempotent_only = pytest.mark.parametrize("canvas", ["idempotent"], indirect=True)
@@ -41,15 +36,14 @@ def app_of(kind: str, server: str) -> Celery:
     """The app of one kind; `server` is the URL of a Redis without its database."""
     from tests.integration import canvas_tasks
 
-    url = f"{server}/{DATABASE[kind]}"
-    app = Celery(
-        "canvas",
-        broker=url,
-        backend=url,
-        task_cls=TASK_CLASS.get(kind, "celery_idempotent:IdempotentTask"),
-        set_as_current=False,
-    )
+    url, store = (f"{server}/{number}" for number in KINDS[kind])
+    publish: Any = "once" if kind == "once" else "always"
+    guarded = "celery_idempotent:IdempotentTask"
+    app = Celery("canvas", broker=url, backend=url, task_cls=guarded, set_as_current=False)
     app.conf.update(
+        idempotency_store=store,
+        idempotency_policy=ShortDelays(**canvas_tasks.QUICK, publish=publish),
+        idempotency_grace=0.2,
         task_acks_late=True,
         task_reject_on_worker_lost=True,
         worker_prefetch_multiplier=1,
@@ -57,24 +51,14 @@ def app_of(kind: str, server: str) -> Celery:
         broker_connection_retry_on_startup=True,
         accept_content=["json", "pickle"],
     )
-    publish: Any = "once" if kind == "once" else "always"
-    if kind != "plain":
-        quick = ShortDelays(**canvas_tasks.QUICK, publish=publish)
-        store = f"{server}/{STORE[kind]}"
-        app.conf.update(idempotency_store=store, idempotency_policy=quick, idempotency_grace=0.2)
     for body, policy, options in canvas_tasks.TASKS:
-        own = {} if policy is None or kind == "plain" else {"idempotent": replace(policy, publish=publish)}
+        own = {} if policy is None else {"idempotent": replace(policy, publish=publish)}
         app.task(name=body.__name__, lazy=False, shared=False, **{"bind": True, **own, **options})(body)
     return app
 
 
 class Canvas:
-    """An app of one kind, seen from its publisher, with a worker that runs its tasks.
-
-    Args:
-        kind: `"plain"`, `"idempotent"` or `"once"`.
-        server: The URL of a Redis without its database.
-    """
+    """An app of one kind, seen from its publisher, with a worker that runs its tasks."""
 
     def __init__(self, kind: str, server: str) -> None:
         self.kind = kind
@@ -84,11 +68,6 @@ class Canvas:
 
     def __getattr__(self, name: str) -> Task:
         return self.app.tasks[name]
-
-    @property
-    def is_idempotent(self) -> bool:
-        """Whether its tasks are."""
-        return self.kind != "plain"
 
     def bodies(self, of: str) -> list[dict[str, Any]]:
         """What the bodies recorded that ran for `of`, oldest first."""

@@ -186,9 +186,9 @@ class IdempotentWorkerContainer(CeleryWorkerContainer):
 
     @classmethod
     def signals_modules(cls) -> set[Any]:
-        from tests.integration import blindness, persistence, quick_pool, witness
+        from tests.integration import blindness, quick_pool, witness
 
-        return {blindness, persistence, quick_pool, witness}
+        return {blindness, quick_pool, witness}
 
     def pause(self) -> None:
         """Freeze all processes."""

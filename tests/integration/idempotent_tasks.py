@@ -183,20 +183,6 @@ def charge_after_computing(self: Any, order_id: str, gate: str, guard: str) -> s
     return GUARDS[guard](current_attempt(), order_id)
 
 
-@shared_task(
-    **GUARDED,
-    autoretry_for=(ConnectionError,),
-    default_retry_delay=0,
-    idempotent=Policy("order.id", fingerprint="order"),
-)
-def fulfil(self: Any, order: dict[str, Any]) -> str:
-    """Charge and ship, and write into its own argument in between; the first try ends with an error that is retried."""
-    order["charge"] = current_attempt().step("charge", lambda step: perform(self, step.key))
-    if self.request.retries == 0:
-        raise ConnectionError
-    return f"{current_attempt().step('ship', lambda step: perform(self, step.key))} after {len(order)} facts"
-
-
 @shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
 def falsy(self: Any, order_id: str) -> Any:
     """Return the falsy value of that name."""

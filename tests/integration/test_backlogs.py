@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from uuid import uuid4
 
 import pytest
@@ -14,7 +13,6 @@ from celery_idempotent.stores import open_store
 from lab.embedded import EmbeddedRedis
 from tests.integration.cluster import IdempotentSetup, on_redis
 from tests.integration.idempotent_tasks import charge
-from tests.integration.persistence import WITHOUT_A_BREAKER
 from tests.support.ledger import Ledger
 from tests.support.waiting import wait_until
 
@@ -22,10 +20,6 @@ PROCESSES = 2
 BACKLOG = 40
 POSTPONEMENTS = 20
 """After the first, each keeps its process for some seconds."""
-
-POSTPONEMENTS_WITHOUT_A_BREAKER = 200
-
-pytestmark = [on_redis, pytest.mark.worker(concurrency=PROCESSES, settings={"worker_prefetch_multiplier": 20})]
 
 
 @pytest.fixture
@@ -49,56 +43,30 @@ def store(server: EmbeddedRedis) -> Iterator[Store]:
     store.close()
 
 
-@dataclass(frozen=True)
-class Said:
-    """Lines of a worker's log, by what they tell."""
-
-    postponed: int
-    opened: int
-    closed: int
-
-
-def _outlived(setup: IdempotentSetup, ledger: Ledger, server: EmbeddedRedis, postponements: int) -> Said:
-    """Let a backlog be postponed while the store is down, see all of it done after that, and count."""
+@on_redis
+@pytest.mark.worker(concurrency=PROCESSES, settings={"worker_prefetch_multiplier": 20})
+def test_a_worker_holds_claims_back_and_says_so_once(
+    celery_setup: IdempotentSetup, ledger: Ledger, server: EmbeddedRedis
+) -> None:
+    """Each process logs a handful of lines; every message is postponed as ever, and runs once."""
     server.kill()
     results = [charge.delay(str(number)) for number in range(BACKLOG)]
-    ledger.wait_for("store_unavailable", count=postponements)
+    ledger.wait_for("store_unavailable", count=POSTPONEMENTS)
     assert not ledger.rows("begin")
     server.revive()
     assert [result.get(timeout=100) for result in results] == [f"{number} by attempt 1" for number in range(BACKLOG)]
     assert len(ledger.rows("begin")) == BACKLOG
 
-    def said() -> Said:
-        lines = setup.worker.logs()
-        names = ("store_unavailable", "store_circuit_opened", "store_circuit_closed")
-        return Said(*(lines.count(f"idempotency.{name} ") for name in names))
+    def said(name: str) -> int:
+        return int(celery_setup.worker.logs().count(f"idempotency.{name} "))
 
     def is_through() -> bool:
-        if said().opened == said().closed:
+        if said("store_circuit_opened") == said("store_circuit_closed"):
             return True
         for _ in range(2 * PROCESSES):  # a process that gets no more claims has nothing to let through
             charge.delay(str(uuid4()))
         return False
 
     wait_until(is_through, "who holds claims back lets them through again")
-    return said()
-
-
-def test_a_worker_holds_claims_back_and_says_so_once(
-    celery_setup: IdempotentSetup, ledger: Ledger, server: EmbeddedRedis
-) -> None:
-    """Each process logs a handful of lines; every message is postponed as ever, and runs once."""
-    said = _outlived(celery_setup, ledger, server, POSTPONEMENTS)
-    assert said.postponed == PROCESSES * (FAILURES - 1)
-    assert said.opened == PROCESSES
-
-
-@pytest.mark.nightly
-@pytest.mark.worker(settings={"worker_prefetch_multiplier": 20, **WITHOUT_A_BREAKER})
-def test_without_a_breaker_each_postponement_is_asked_for_and_logged(
-    celery_setup: IdempotentSetup, ledger: Ledger, server: EmbeddedRedis
-) -> None:
-    """What the claim above is worth."""
-    said = _outlived(celery_setup, ledger, server, POSTPONEMENTS_WITHOUT_A_BREAKER)
-    assert said.postponed >= POSTPONEMENTS_WITHOUT_A_BREAKER
-    assert said.opened == 0
+    assert said("store_unavailable") == PROCESSES * (FAILURES - 1)
+    assert said("store_circuit_opened") == PROCESSES

@@ -1,13 +1,16 @@
-"""A body that hangs and has a deadline: its worker lives, and somebody else does its work."""
+"""What limits of time do to an operation: a body that hangs and has a deadline, and a completion that is struck."""
 
 from __future__ import annotations
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
+from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from tests.integration.cluster import IdempotentSetup, green, on, record_of
-from tests.integration.idempotent_tasks import charge_within_3_s
+from tests.integration.idempotent_tasks import charge, charge_within_3_s
 from tests.support.ledger import Ledger
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.worker(count=2, concurrency=1, visibility_timeout=4)
@@ -39,15 +42,20 @@ def test_another_worker_takes_over_from_a_body_that_hangs(
 
 
 @on("redis")
-def test_a_late_body_that_nobody_took_over_from_completes(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """Its effect has happened, and its result is the outcome."""
-    busy = [charge_within_3_s.delay(order, gate=f"go {order}") for order in ("a", "b")]
-    ledger.wait_for("begin", count=2)
-    workers = list(celery_setup.worker_cluster)
-    wait_until(
-        lambda: sum(worker.logs().count("idempotency.deadline_exceeded") for worker in workers) == 2, "both are late"
-    )
-    for order in ("a", "b"):
-        ledger.open(f"go {order}:1")
-    assert [result.get(timeout=60) for result in busy] == ["a by attempt 1", "b by attempt 1"]
-    assert not ledger.rows("lease_lost")
+@pytest.mark.worker(count=1)
+def test_a_soft_time_limit_during_the_completion_waits_for_it(
+    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, faults: TcpProxy
+) -> None:
+    """The body has returned: Celery reports the limit, and the same call sent again is answered and has no effect."""
+    ledger.open("go:1")
+    with faults.losing(b"PutItem", b"COMPLETED") as cut:
+        limited = charge.apply_async(("o", "go"), soft_time_limit=2)
+        wait_until(lambda: cut.struck, "the completion is under way")
+        wait_until(lambda: "Soft time limit" in celery_setup.worker.logs(), "the worker announces the limit")
+        tries = cut.struck
+        wait_until(lambda: cut.struck > tries + 1, "the limit has struck, before the second try from now on")
+    with pytest.raises(SoftTimeLimitExceeded):
+        limited.get(timeout=60)
+    assert record_of(store, charge.idempotency_key_for("o", "go")).status is Status.COMPLETED
+    assert charge.delay("o", "go").get(timeout=60) == "o by attempt 1"
+    assert len(ledger.rows("effect")) == 1

@@ -23,27 +23,16 @@ from tests.integration.cluster import (
     SqsBroker,
     WorkerOptions,
     in_pools,
+    on,
     on_every_broker_and_green,
     on_redis,
     on_sqs,
 )
 from tests.integration.idempotent_tasks import charge, charge_and_wait_for_long
-from tests.integration.plain_tasks import add, plain_effect
+from tests.integration.plain_tasks import add
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
-
-
-class CountedBroker(SqsBroker):
-    """SQS at another address for workers."""
-
-    def __init__(self, container: AwsContainer, account: str, address: str) -> None:
-        super().__init__(container, account)
-        self._inside = address
-
-    def config(self, *args: Any, **kwargs: Any) -> dict[str, str]:
-        return {**super().config(), "url": f"sqs://{self._account}:secret@{self._inside}//"}
-
 
 VISIBILITY = 4
 OUTLIVED = 2.5 * VISIBILITY
@@ -71,6 +60,16 @@ def outlast(began: float, still: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
+def holds_a_long_body(setup: IdempotentSetup, ledger: Ledger) -> None:
+    """An idle worker beside the one that runs it does not get its message."""
+    result = charge.delay("long", gate="go")
+    (begun,) = ledger.wait_for("begin")
+    outlast(begun.at, lambda: deliveries(setup.worker_cluster, result.id) == 1)
+    ledger.open("go:1")
+    assert result.get(timeout=60) == "long by attempt 1"
+    assert deliveries(setup.worker_cluster, result.id) == 1
+
+
 def with_one_asleep(setup: IdempotentSetup) -> tuple[IdempotentWorker, IdempotentWorker]:
     """Two workers, of which the second does not run yet, so that it gets nothing of what is published now."""
     working, idle = setup.worker_cluster
@@ -94,35 +93,20 @@ def test_a_long_body_and_what_waits_behind_it_are_delivered_once(celery_setup: I
     assert ledger.rows("conflicted") == ledger.rows("replayed") == []
 
 
-@pytest.mark.worker(count=2, settings={"worker_prefetch_multiplier": 2, "idempotency_hold_messages": False})
-def test_without_a_keeper_both_are_delivered_again(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """What the claim above is worth: the idle worker runs what waits, and meets the claim of what runs.
-
-    It alone has room: one that could prefetch a third message might get its own back every time.
-    """
-    _, idle = with_one_asleep(celery_setup)
-    results = [charge.delay("long", gate="go"), charge.delay("behind")]
-    ledger.wait_for("begin")
-    wait_until(lambda: deliveries(celery_setup.worker_cluster, results[1].id) == 1, "the second one is prefetched")
-    idle.start_again()
-    wait_until(
-        lambda: all(deliveries(celery_setup.worker_cluster, result.id) > 1 for result in results), "both come again"
-    )
-    ledger.wait_for("conflicted")
-    ledger.open("go:1")
-    assert [result.get(timeout=60) for result in results] == ["long by attempt 1", "behind by attempt 1"]
-
-
 @in_pools("threads", "solo", "gevent")
 @pytest.mark.worker(count=2)
 def test_every_pool_holds_a_long_body(celery_setup: IdempotentSetup, ledger: Ledger, pool: str) -> None:
     """Whatever the thread that consumes is busy with."""
-    result = charge.delay("long", gate="go")
-    (begun,) = ledger.wait_for("begin")
-    outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
-    ledger.open("go:1")
-    assert result.get(timeout=60) == "long by attempt 1"
-    assert deliveries(celery_setup.worker_cluster, result.id) == 1
+    holds_a_long_body(celery_setup, ledger)
+
+
+@on_redis
+@pytest.mark.worker(
+    count=2, transport_options={"global_keyprefix": "shop:", "unacked_index_key": "unacked-of-the-shop"}
+)
+def test_names_of_redis_keys_are_those_of_the_transport(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """A prefix, and a key of one's own."""
+    holds_a_long_body(celery_setup, ledger)
 
 
 @pytest.mark.worker(count=2)
@@ -148,26 +132,6 @@ def test_a_postponed_message_may_wait_for_longer_than_the_visibility_timeout(
     (replayed,) = ledger.rows("replayed")
     assert replayed.at > conflicted.at + VISIBILITY
     assert deliveries(celery_setup.worker_cluster, second.id) == 2, "as it came, and as it was postponed"
-
-
-@pytest.mark.worker(count=2)
-def test_messages_of_plain_tasks_are_not_held(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """An import changes nothing for them."""
-    result = plain_effect.delay("k", gate="go")
-    wait_until(lambda: deliveries(celery_setup.worker_cluster, result.id) > 1, "it is delivered again")
-    ledger.open("go")
-    assert result.get(timeout=60) == "k"
-
-
-@pytest.mark.worker(count=2, settings={"worker_prefetch_multiplier": 4, "idempotency_hold_messages": "all"})
-def test_messages_of_all_tasks_are_held_where_that_is_wanted(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """Then a long body of a plain task runs once, too."""
-    result = plain_effect.delay("k", gate="go")
-    (begun,) = ledger.wait_for("begin")
-    outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
-    ledger.open("go")
-    assert result.get(timeout=60) == "k"
-    assert deliveries(celery_setup.worker_cluster, result.id) == 1
 
 
 @on_every_broker_and_green
@@ -203,67 +167,61 @@ def test_a_worker_that_connects_again_holds_its_messages(celery_setup: Idempoten
                 wait_until(lambda: all(map(gt, connections_of(cluster), before)), "both connect again", timeout=10)
                 break
     assert all(map(gt, connections_of(cluster), before))
-    result = charge.delay("long", gate="go")
-    (begun,) = ledger.wait_for("begin")
-    outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
-    ledger.open("go:1")
-    assert result.get(timeout=60) == "long by attempt 1"
-    assert deliveries(celery_setup.worker_cluster, result.id) == 1
+    holds_a_long_body(celery_setup, ledger)
 
 
 @on_sqs
-@pytest.mark.parametrize(
-    "survives",
-    [
-        pytest.param(True, id="held"),
-        pytest.param(False, marks=pytest.mark.worker(settings={"idempotency_hold_messages": False}), id="not held"),
-    ],
-)
 def test_a_message_that_is_given_back_too_late_does_not_end_the_worker(
-    celery_setup: IdempotentSetup, ledger: Ledger, aws: AwsContainer, aws_account: str, survives: bool
+    celery_setup: IdempotentSetup, ledger: Ledger, aws: AwsContainer, aws_account: str
 ) -> None:
-    """Its child was killed, and SQS refuses to show a message again that is gone. Without a keeper that is the end."""
+    """Its child was killed, and SQS refuses to show a message again that is gone."""
     charge.delay("long", gate="go")
     (begun,) = ledger.wait_for("begin")
     session = boto3.Session(aws_account, "secret", region_name="us-east-1")
     sqs = session.client("sqs", endpoint_url=f"http://{aws.outside_address}")
     sqs.purge_queue(QueueUrl=sqs.get_queue_url(QueueName="celery")["QueueUrl"])
     celery_setup.worker_cluster.kill_child(begun)
-    if survives:
-        wait_until(lambda: "idempotency.receipt_expired" in celery_setup.worker.logs(), "the refusal is logged")
-        assert add.delay(2, 3).get(timeout=60) == 5
-    else:
-        wait_until(celery_setup.worker.has_exited, "the worker ends")
+    wait_until(lambda: "idempotency.receipt_expired" in celery_setup.worker.logs(), "the refusal is logged")
+    assert add.delay(2, 3).get(timeout=60) == 5
 
 
-class TestCost:
-    """What it costs on SQS, which charges for requests."""
+class CountedBroker(SqsBroker):
+    """SQS behind the proxy that keeps what workers send."""
 
-    @pytest.fixture
-    def celery_sqs_broker(self, aws: AwsContainer, aws_account: str, faults: TcpProxy) -> SqsBroker:
-        """SQS behind the proxy that keeps what is sent."""
-        return CountedBroker(aws, aws_account, f"{faults.host}:{faults.port}")
+    address = ""
 
-    @on_sqs
-    @pytest.mark.worker(settings={"worker_prefetch_multiplier": 10})
-    def test_ten_messages_cost_three_requests_for_each_timeout(
-        self, celery_setup: IdempotentSetup, ledger: Ledger, faults: TcpProxy
-    ) -> None:
-        """As one does; and one request more, now and then, for the timeout of the queue."""
-        results = [charge.delay(str(number), gate="go") for number in range(10)]
-        cluster = celery_setup.worker_cluster
-        wait_until(lambda: sum(deliveries(cluster, result.id) for result in results) == 10, "all are in the worker")
-        outlast(time.monotonic() - OUTLIVED / 2, lambda: True)  # until those that came first and last go together
-        before, began = len(faults.trips), time.monotonic()
-        outlast(began, lambda: True)
-        elapsed = time.monotonic() - began
-        rate = aws_operations(faults.trips[before:]).count("ChangeMessageVisibilityBatch") * VISIBILITY / elapsed
-        assert 2 <= rate <= 3.5
-        # The others are kombu's, which asks for the length.
-        assert sum(b"GetQueueAttributes" in trip and b"VisibilityTimeout" in trip for trip in faults.trips) == 1
-        ledger.open("go:1")
-        assert [result.get(timeout=60) for result in results] == [f"{number} by attempt 1" for number in range(10)]
-        assert [deliveries(cluster, result.id) for result in results] == [1] * 10
+    def config(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        return {**super().config(), "url": f"sqs://{self._account}:secret@{self.address}//"}
+
+
+@pytest.fixture
+def celery_counted_broker(aws: AwsContainer, aws_account: str, faults: TcpProxy) -> SqsBroker:
+    """The broker of the claim about its cost."""
+    broker = CountedBroker(aws, aws_account)
+    broker.address = f"{faults.host}:{faults.port}"
+    return broker
+
+
+@on("counted")
+@pytest.mark.worker(settings={"worker_prefetch_multiplier": 10})
+def test_ten_messages_cost_three_requests_for_each_timeout(
+    celery_setup: IdempotentSetup, ledger: Ledger, faults: TcpProxy
+) -> None:
+    """As one does; and one request more, now and then, for the timeout of the queue. SQS charges for requests."""
+    results = [charge.delay(str(number), gate="go") for number in range(10)]
+    cluster = celery_setup.worker_cluster
+    wait_until(lambda: sum(deliveries(cluster, result.id) for result in results) == 10, "all are in the worker")
+    outlast(time.monotonic() - OUTLIVED / 2, lambda: True)  # until those that came first and last go together
+    before, began = len(faults.trips), time.monotonic()
+    outlast(began, lambda: True)
+    elapsed = time.monotonic() - began
+    rate = aws_operations(faults.trips[before:]).count("ChangeMessageVisibilityBatch") * VISIBILITY / elapsed
+    assert 2 <= rate <= 3.5
+    # The others are kombu's, which asks for the length.
+    assert sum(b"GetQueueAttributes" in trip and b"VisibilityTimeout" in trip for trip in faults.trips) == 1
+    ledger.open("go:1")
+    assert [result.get(timeout=60) for result in results] == [f"{number} by attempt 1" for number in range(10)]
+    assert [deliveries(cluster, result.id) for result in results] == [1] * 10
 
 
 KOMBUS_OWN = {"unacked_restore_interval": 10, "unacked_restore_throttle": 10}
@@ -290,17 +248,3 @@ def test_what_a_dead_worker_held_comes_back_after_the_visibility_timeout(
     # It was extended a third of the timeout before its worker died, at the earliest; a look may have been on its way.
     assert again[0].at > died + VISIBILITY / 3
     assert all(row.worker == idle.hostname() for row in ledger.rows("effect"))
-
-
-@on_redis
-@pytest.mark.worker(
-    count=2, transport_options={"global_keyprefix": "shop:", "unacked_index_key": "unacked-of-the-shop"}
-)
-def test_names_of_redis_keys_are_those_of_the_transport(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """A prefix, and a key of one's own."""
-    result = charge.delay("long", gate="go")
-    (begun,) = ledger.wait_for("begin")
-    outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
-    ledger.open("go:1")
-    assert result.get(timeout=60) == "long by attempt 1"
-    assert deliveries(celery_setup.worker_cluster, result.id) == 1

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 from celery import VERSION as CELERY
-from celery.exceptions import TimeoutError as NoResult
 from kombu.connection import Connection
 
-from celery_idempotent.errors import OutcomeUnknown
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from lab.embedded import EmbeddedRabbitMQ
@@ -26,7 +24,6 @@ from tests.integration.idempotent_tasks import (
     charge_and_back_off,
     charge_with_a_long_lease,
     charge_with_late_retries,
-    charge_with_one_takeover,
 )
 from tests.support.ledger import Ledger
 from tests.support.waiting import wait_until
@@ -116,24 +113,6 @@ def test_a_body_longer_than_rabbitmqs_patience_runs_once(celery_setup: Idempoten
     assert "delivery acknowledgement on channel" in celery_setup.worker.logs()
 
 
-@on_impatient
-@pytest.mark.worker(settings={"broker_channel_error_retry": False})
-@pytest.mark.filterwarnings("ignore::celery_idempotent.errors.IdempotencyWarning")
-def test_a_body_longer_than_rabbitmqs_patience_ends_a_worker_that_does_not_retry(
-    celery_setup: IdempotentSetup, ledger: Ledger
-) -> None:
-    """Celery ends after the body without `broker_channel_error_retry`; a new worker answers with what is recorded."""
-    result = charge.delay("o", gate="go")
-    ledger.wait_for("begin")
-    celery_setup.worker.wait_for_log("Unrecoverable error")
-    ledger.open("go:1")
-    wait_until(celery_setup.worker.has_exited, "the worker ends")
-    celery_setup.worker.start_again()
-    ledger.wait_for("replayed")
-    assert result.get(timeout=60) == "o by attempt 1"
-    assert len(ledger.rows("begin")) == 1
-
-
 @on_quorum
 @pytest.mark.worker(
     queues="orders", settings={"task_queues": {each: a_quorum_queue(each) for each in ("celery", "orders")}}
@@ -142,7 +121,10 @@ def test_a_body_longer_than_rabbitmqs_patience_ends_a_worker_that_does_not_retry
 def test_a_conflict_of_a_quorum_queue_waits_in_rabbitmq_and_comes_back_to_its_queue(
     celery_setup: IdempotentSetup, ledger: Ledger, task: Any
 ) -> None:
-    """It is postponed, not given back, however short the delay; and not to the default queue, of which nobody takes."""
+    """It is postponed, not given back, however short the delay; and not to the default queue, of which nobody takes.
+
+    Nor does a retry go there, to which Celery would publish it.
+    """
     holder = task.apply_async(("o", "go"), queue="orders")
     ledger.wait_for("begin")
     waiting = task.apply_async(("o", "go"), queue="orders")
@@ -151,16 +133,7 @@ def test_a_conflict_of_a_quorum_queue_waits_in_rabbitmq_and_comes_back_to_its_qu
     assert holder.get(timeout=60) == waiting.get(timeout=60) == "o by attempt 1"
     assert not any(row.details["redelivered"] for row in conflicts)
     assert [row.details["deliveries"] for row in conflicts[:3]] == [1, 2, 3]
-
-
-@on_quorum
-@pytest.mark.worker(
-    queues="orders", settings={"task_queues": {each: a_quorum_queue(each) for each in ("celery", "orders")}}
-)
-def test_a_retry_on_a_quorum_queue_comes_back_to_its_queue(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """Celery would publish it to the default queue, of which nobody takes."""
-    assert charge_with_late_retries.apply_async(("o",), queue="orders").get(timeout=60) == 2
-    assert len(ledger.rows("begin")) == 3
+    assert charge_with_late_retries.apply_async(("late",), queue="orders").get(timeout=60) == 2
 
 
 LIMIT = 2
@@ -194,20 +167,6 @@ def test_a_message_beyond_its_delivery_limit_is_the_same_operation_when_it_is_re
     assert len(ledger.rows("effect")) == 1
 
 
-@on_quorum
-@pytest.mark.worker(queues="orders", settings={"task_queues": {"orders": a_quorum_queue("orders", **DEAD)}})
-def test_a_delivery_limit_above_max_takeovers_leaves_the_verdict_to_the_library(
-    celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger
-) -> None:
-    """What kills every process is told to be unknown, and acknowledged, before RabbitMQ buries it."""
-    result = charge_with_one_takeover.apply_async(("o", "go"), queue="orders")
-    for count in (1, 2):
-        celery_setup.worker_cluster.kill_child(ledger.wait_for("begin", count=count)[-1])
-    with pytest.raises(OutcomeUnknown):
-        result.get(timeout=60)
-    assert len(ledger.rows("begin")) == LIMIT
-
-
 # Of a queue that does not reject from the beginning, the policy that makes it full would drop what waits there.
 REJECTING = {"task_queues": {"celery": {"queue_arguments": {"x-overflow": "reject-publish"}}}}
 
@@ -228,24 +187,3 @@ def test_a_conflict_that_rabbitmq_refuses_goes_back_and_is_postponed_later(
     ledger.open("go:1")
     assert holder.get(timeout=60) == waiting.get(timeout=60) == "o by attempt 1"
     assert not conflicts[0].details["redelivered"]
-
-
-@on_classic
-@pytest.mark.worker(settings=REJECTING, transport_options={"confirm_publish": False})
-@pytest.mark.filterwarnings("ignore::celery_idempotent.errors.IdempotencyWarning")
-def test_without_confirmations_a_conflict_that_rabbitmq_refuses_is_lost(
-    celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger
-) -> None:
-    """Nothing on the worker's side can tell: that is why it warns when it starts."""
-    holder = charge.delay("o", gate="go")
-    ledger.wait_for("begin")
-    waiting = charge.delay("o", gate="go")
-    ledger.wait_for("conflicted")
-    celery_broker.refuse_messages("celery")
-    wait_until(lambda: celery_broker.server.length("celery", celery_broker.vhost) == 1, "only the holder's is left")
-    celery_broker.take_messages()
-    ledger.open("go:1")
-    assert holder.get(timeout=60) == "o by attempt 1"
-    with pytest.raises(NoResult):
-        waiting.get(timeout=3)
-    assert "confirm_publish" in celery_setup.worker.logs()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.cluster import IdempotentSetup, on_every_broker, on_sqs
+from tests.integration.cluster import IdempotentSetup, on_every_broker, on_redis, on_sqs
 from tests.integration.idempotent_tasks import charge, charge_and_back_off, charge_with_retries
 from tests.support.ledger import Ledger
 
@@ -62,3 +62,17 @@ def test_a_conflict_on_sqs_waits_in_the_queue_and_not_in_the_worker(
     assert "DelaySeconds" not in first.details
     assert 1 <= delay <= 6  # right after the lease, which is over sooner than the backoff
     assert second.at - first.at >= delay - 0.5
+
+
+@on_redis
+@pytest.mark.worker(settings={"accept_content": ["json", "yaml"], "result_accept_content": ["json"]})
+def test_a_conflict_comes_back_with_the_serialiser_it_came_with(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+    """Arguments that JSON would change, or could not carry at all, are the same when the message comes again."""
+    arguments = ("o", "go", {1: {"a", "b"}})
+    holder = charge.apply_async(arguments, serializer="yaml")
+    ledger.wait_for("begin")
+    waiting = charge.apply_async(arguments, serializer="yaml")
+    ledger.wait_for("conflicted", count=2)
+    ledger.open("go:1")
+    assert holder.get(timeout=60) == waiting.get(timeout=60) == "o by attempt 1"
+    assert len(ledger.rows("begin")) == 1

@@ -8,7 +8,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ pytestmark = [pytest.mark.worker, pytest.mark.timeout(240)]
 
 ((_, SERVICES_PY),) = code(DOCS / "how-to/sns.md", "py")
 
-SERVICES = ("billing", "stock", "mail")
+EFFECTS = {"billing": "invoice of 500", "stock": "reserved chair", "mail": "confirmed to a@example.org"}
+"""By service, what it does with an order."""
 
 DYING = """
 import os, signal
@@ -60,26 +60,21 @@ class Street:
 
     def __init__(self, folder: Path, aws: EmbeddedAws, broker: str) -> None:
         self.folder = folder
-        self.environment = {
-            **os.environ,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": REGION,
-            "AWS_ENDPOINT_URL": aws.endpoint,
-            "BROKER_URL": broker,
-            "PYTHONPATH": os.pathsep.join([str(folder), str(tether.ROOT)]),
-        }
         (folder / "services.py").write_text(SERVICES_PY)
         (folder / "dying.py").write_text(DYING)
+        credentials = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
+        path = os.pathsep.join([str(folder), str(tether.ROOT)])
+        found = {"AWS_ENDPOINT_URL": aws.endpoint, "BROKER_URL": broker, "PYTHONPATH": path}
+        self._process: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **credentials, **found}}
         session = boto3.session.Session("test", "test", region_name=REGION)
         self._sns = session.client("sns", endpoint_url=aws.endpoint)
-        self.sqs = session.client("sqs", endpoint_url=aws.endpoint)
+        self._sqs = session.client("sqs", endpoint_url=aws.endpoint)
         self._topic = self._sns.create_topic(Name="orders")["TopicArn"]
-        self.urls = [self._subscribed(f"{name}-orders") for name in SERVICES]
+        self._urls = [self._subscribed(f"{name}-orders") for name in EFFECTS]
 
     def _subscribed(self, queue: str) -> str:
-        url = self.sqs.create_queue(QueueName=queue)["QueueUrl"]
-        arn = self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        url = self._sqs.create_queue(QueueName=queue)["QueueUrl"]
+        arn = self._sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
         self._sns.subscribe(TopicArn=self._topic, Protocol="sqs", Endpoint=arn)
         return url
 
@@ -88,22 +83,16 @@ class Street:
         self._sns.publish(TopicArn=self._topic, Message=json.dumps(message))
 
     def provision(self) -> None:
-        for name in SERVICES:
+        for name in EFFECTS:
             command = [sys.executable, "-m", "celery", "-A", f"services:{name}", "idempotency", "provision"]
-            subprocess.run(command, cwd=self.folder, env=self.environment, check=True, capture_output=True)
+            subprocess.run(command, check=True, capture_output=True, **self._process)
 
-    def worker(self, module: str, service: str) -> subprocess.Popen[bytes]:
-        command = ["celery", "-A", f"{module}:{service}", "worker", "--concurrency", "2"]
+    def worker(self, service: str, module: str = "services") -> subprocess.Popen[bytes]:
+        worker = ["celery", "-A", f"{module}:{service}", "worker", "--concurrency", "2", "--loglevel", "INFO"]
+        command = [sys.executable, "-m", "lab.tether", *worker, "--hostname", f"{service}@%h"]
         with (self.folder / f"{service}.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "lab.tether", *command, "--loglevel", "INFO", "--hostname", f"{service}@%h"],
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
+            return subprocess.Popen(command, start_new_session=True, **streams, **self._process)
 
     def log(self, service: str) -> str:
         return (self.folder / f"{service}.log").read_text()
@@ -112,44 +101,36 @@ class Street:
         with contextlib.closing(sqlite3.connect(self.folder / f"{service}.sqlite")) as database:
             return sorted(database.execute("SELECT order_id, what FROM effects"))
 
-    def wait_for(self, service: str, effects: list[tuple[str, str]]) -> None:
-        wait_until(lambda: self.effects(service) == effects, f"{service} has each order once")
-
     def is_quiet(self) -> bool:
         """Whether no queue has a notification, seen or not."""
         names: Any = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        found = (self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"] for url in self.urls)
+        found = (self._sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"] for url in self._urls)
         return all(each[name] == "0" for each in found for name in names)
 
 
-@pytest.fixture
-def street(tmp_path: Path, redis_server: EmbeddedRedis) -> Iterator[Street]:
-    with EmbeddedAws() as aws:
-        yield Street(tmp_path, aws, redis_server.url)
-
-
-def test_each_effect_of_a_fan_out_happens_once(street: Street) -> None:
+def test_each_effect_of_a_fan_out_happens_once(tmp_path: Path, redis_server: EmbeddedRedis) -> None:
     """Orders come twice, and a worker dies after it published calls: its successor publishes them again."""
-    street.provision()
-    workers = [street.worker("services", name) for name in ("stock", "mail")]
     orders = [f"o-{number}" for number in range(5)]
-    for order_id in (*orders, "o-0"):
-        street.publish(order_id)
+    with contextlib.ExitStack() as running:
+        street = Street(tmp_path, running.enter_context(EmbeddedAws()), redis_server.url)
+        street.provision()
 
-    dying = street.worker("dying", "billing")
-    try:
+        def started(service: str, module: str = "services") -> subprocess.Popen[bytes]:
+            worker = street.worker(service, module)
+            running.callback(tether.stop, worker)
+            return worker
+
+        started("stock")
+        started("mail")
+        for order_id in (*orders, "o-0"):
+            street.publish(order_id)
+        dying = started("billing", "dying")
         wait_until(lambda: dying.poll() is not None, "the worker has died", timeout=60)
-        assert (street.folder / "died").exists()
-        workers.append(street.worker("dying", "billing"))
-
+        assert (tmp_path / "died").exists()
+        started("billing", "dying")
         wait_until(street.is_quiet, "every notification was taken", timeout=60)
-        expected = {"billing": "invoice of 500", "stock": "reserved chair", "mail": "confirmed to a@example.org"}
-        for name, what in expected.items():
-            street.wait_for(name, [(order_id, what) for order_id in orders])
+        expected = {name: [(order_id, what) for order_id in orders] for name, what in EFFECTS.items()}
+        wait_until(lambda: {name: street.effects(name) for name in EFFECTS} == expected, "each has each order once")
         wait_until(lambda: "idempotency.replayed" in street.log("billing"), "what was published twice is replayed")
-    finally:
-        for worker in (dying, *workers):
-            tether.stop(worker)
-    for name in SERVICES:
-        assert len(street.effects(name)) == len(orders)
-        assert "sns_stays" not in street.log(name)
+    assert {name: street.effects(name) for name in EFFECTS} == expected
+    assert not any("sns_stays" in street.log(name) for name in EFFECTS)
