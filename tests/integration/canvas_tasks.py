@@ -33,7 +33,6 @@ def task(policy: Policy | None = None, **options: Any) -> Callable[[Body], Body]
 
 @task()
 def add(self: Any, x: int, y: int, of: str) -> int:
-    """Return the sum."""
     record("ran", of, task="add", retries=self.request.retries)
     return x + y
 
@@ -48,14 +47,12 @@ def add_pair(self: Any, item: list[Any]) -> int:
 
 @task()
 def total(self: Any, numbers: list[int], of: str) -> int:
-    """Return the sum of a list."""
     record("ran", of, task="total")
     return sum(numbers)
 
 
 @task()
 def say(self: Any, what: Any, of: str) -> Any:
-    """Write down what came, and return it."""
     record("ran", of, task="say", said=what)
     return what
 
@@ -78,26 +75,22 @@ def hold_or_skip(self: Any, what: str, of: str, gate: str) -> str:
 
 @task()
 def fail(self: Any, of: str) -> None:
-    """Fail."""
     record("ran", of, task="fail")
     raise ValueError("as asked")
 
 
 @task()
 def mourn(self: Any, task_id: str, of: str) -> None:
-    """Write down whose failure was reported: an error callback that comes as a message."""
     record("ran", of, task="mourn", failed=task_id)
 
 
 @task(bind=False)
 def mourn_at_once(request: Any, error: BaseException, traceback: Any, of: str) -> None:
-    """Write down whose failure was reported: an error callback that is called where the task failed."""
     record("ran", of, task="mourn_at_once", failed=request.id)
 
 
 @task()
 def see(self: Any, of: str, name: str = "", after: Any = None) -> dict[str, Any]:
-    """Return what the body sees of its own message."""
     seen = what_is_seen(self.request)
     record("ran", of, task="see", name=name, **seen)
     return seen
@@ -112,7 +105,6 @@ def see_after(self: Any, result: Any, of: str, name: str = "") -> dict[str, Any]
 
 
 def what_is_seen(request: Any) -> dict[str, Any]:
-    """What a body sees of its message."""
     return {
         "id": request.id,
         "root": request.root_id,
@@ -144,7 +136,6 @@ def become(self: Any, what: Mapping[str, Any], of: str) -> Any:
 
 @task()
 def become_itself(self: Any, times: int, of: str) -> Any:
-    """Take the own place with other arguments, a number of times."""
     record("ran", of, task="become_itself", times=times)
     if times:
         return self.replace(self.s(times - 1, of))
@@ -165,7 +156,6 @@ def widen(self: Any, numbers: list[int], of: str) -> int:
 
 @task()
 def publish(self: Any, of: str, joins: bool = True) -> str:
-    """Publish one task, a chain, a group and a chord."""
     record("ran", of, task="publish")
     tasks = self.app.tasks
     one = tasks["see"].apply_async((of, "one"), add_to_parent=joins)
@@ -218,7 +208,6 @@ def amend(self: Any, order: dict[str, Any], of: str) -> dict[str, Any]:
 
 @task(max_retries=2)
 def never(self: Any, of: str) -> None:
-    """Use up all retries."""
     record("ran", of, task="never", retries=self.request.retries)
     raise self.retry(exc=KeyError("in vain"), countdown=0)
 
@@ -258,7 +247,6 @@ def recall(self: Any, what: dict[Any, Any], of: str) -> list[str]:
 
 @task()
 def end_with(self: Any, error: str, of: str) -> None:
-    """Raise one of Celery's own exceptions."""
     record("ran", of, task="end_with", error=error, redelivered=bool(self.request.delivery_info.get("redelivered")))
     if error == "Ignore":
         raise Ignore
@@ -270,7 +258,6 @@ def end_with(self: Any, error: str, of: str) -> None:
 
 @task()
 def report_progress(self: Any, of: str, gate: str) -> str:
-    """Set a state of its own and wait."""
     record("ran", of, task="report_progress")
     self.update_state(state="PROGRESS", meta={"of": of})
     wait_at(gate)
@@ -279,7 +266,6 @@ def report_progress(self: Any, of: str, gate: str) -> str:
 
 @task()
 def outlast(self: Any, of: str) -> str:
-    """Sleep until the soft time limit, and say so."""
     record("ran", of, task="outlast")
     try:
         time.sleep(60)
@@ -290,13 +276,11 @@ def outlast(self: Any, of: str) -> str:
 
 @task(ignore_result=True)
 def whisper(self: Any, of: str, what: str) -> str:
-    """Return what nobody keeps."""
     record("ran", of, task="whisper")
     return what
 
 
 @task(typing=False)
 def untyped(self: Any, *args: Any, of: str, **kwargs: Any) -> list[Any]:
-    """Take any arguments."""
     record("ran", of, task="untyped")
     return [list(args), kwargs]

@@ -154,15 +154,6 @@ def test_wait_of_a_postponed_delivery_is_recorded_once(shop: Shop, meters: Meter
     assert meters.counts("wait.duration") == {CHARGE: 1}
 
 
-def test_claim_knows_its_task(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By which its renewals are told apart."""
-    seen: list[str] = []
-    monkeypatch.setattr(heartbeats.heartbeat, "start", lambda claim: seen.append(claim.task))
-    monkeypatch.setattr(heartbeats.heartbeat, "stop", lambda claim: None)
-    shop.deliver("o")
-    assert seen == ["charge"]
-
-
 # -- gauges
 
 

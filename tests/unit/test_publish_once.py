@@ -181,33 +181,33 @@ def test_fifty_racing_publishers_send_one_message(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cache+memory://", "disabled://"])
-def test_completed_operation_answers_at_once(backend: str) -> None:
-    """With the recorded value, whatever the result backend knows; it is a result like any that is ready."""
-    shop, heard = Shop(ONCE, result_backend=backend), []
+@pytest.mark.parametrize(
+    ("raises", "private", "state", "answer"),
+    [
+        (None, False, "SUCCESS", "charged 1"),
+        (KeyError("no such order"), False, "FAILURE", KeyError),
+        (KeyError("no such order"), True, "FAILURE", ReplayedFailure),
+    ],
+)
+def test_operation_that_has_ended_answers_at_once(
+    backend: str, raises: Exception | None, private: bool, state: str, answer: Any
+) -> None:
+    """With what is recorded, whatever the result backend knows; it is a result like any that is ready."""
+    shop, heard = Shop(replace(ONCE, private=private), result_backend=backend), []
     first = shop.charge.delay("o")
+    if raises is not None:
+        shop.does = _raises(raises)
     shop.redeliver()
 
     again = shop.charge.delay("o")
     again.then(lambda result: heard.append(result.result))
 
-    assert (again.as_tuple()[0][0], again.get(timeout=0), again.state) == (first.id, "charged 1", "SUCCESS")
-    assert heard == ["charged 1"]
-
-
-@pytest.mark.parametrize("backend", ["cache+memory://", "disabled://"])
-@pytest.mark.parametrize(("private", "error"), [(False, KeyError), (True, ReplayedFailure)])
-def test_failed_operation_raises_its_failure(backend: str, private: bool, error: type[Exception]) -> None:
-    """The recorded one, and ``propagate=False`` gives it as a value, as Celery does."""
-    shop = Shop(replace(ONCE, private=private), result_backend=backend)
-    shop.charge.delay("o")
-    shop.does = _raises(KeyError("no such order"))
-    shop.redeliver()
-
-    again = shop.charge.delay("o")
-
-    with pytest.raises(error):
-        again.get(timeout=0)
-    assert (type(again.get(propagate=False)), again.state) == (error, "FAILURE")
+    value = again.get(timeout=0, propagate=False)
+    assert (again.as_tuple()[0][0], again.state, heard) == (first.id, state, [value])
+    assert (value if raises is None else type(value)) == answer
+    if raises is not None:
+        with pytest.raises(answer):
+            again.get(timeout=0)
 
 
 @pytest.mark.parametrize("steers", [Ignore, SafeToRetry, LeaseLost])
@@ -288,14 +288,6 @@ def test_expiry_of_the_task_itself_counts(shop: Shop) -> None:
     """``expires`` is also an option of tasks."""
     shop.task(ONCE, name="brief", expires=10).delay("o")
     assert shop.record.lease_until == shop.memory.now() + 10_000
-
-
-@pytest.mark.parametrize("option", [{"expires": object()}, {"countdown": object()}])
-def test_a_time_that_celery_refuses_leaves_nothing_behind(shop: Shop, option: dict[str, Any]) -> None:
-    """Its error surfaces, and the next publisher sends."""
-    with pytest.raises((TypeError, ValueError, AttributeError)):
-        shop.charge.apply_async(("o",), **option)
-    assert shop.record_of("o") is None
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
@@ -386,18 +378,20 @@ def test_until_it_is_done_and_then_again() -> None:
         (lambda shop: None, ("o",), SystemExit()),
         (lambda shop: shop.charge.delay("o"), ("o", 2), OperationalError("no broker")),
         (lambda shop: (shop.charge.delay("o"), _failed(shop, ValueError())), ("o",), OperationalError("no broker")),
+        (lambda shop: None, ("o",), None),
     ],
-    ids=["new", "told to end", "announced by another", "with attempts"],
+    ids=["new", "told to end", "announced by another", "with attempts", "a time that Celery refuses"],
 )
 def test_refused_message_leaves_the_record_as_it_was(
-    shop: Shop, broker: Any, happens: Any, args: Any, error: BaseException
+    shop: Shop, broker: Any, happens: Any, args: Any, error: BaseException | None
 ) -> None:
     """The broker's error surfaces; what others have announced or attempted stays, with steps, token and worker."""
     happens(shop)
     before = shop.record_of("o")
-    broker(_raises(error))
-    with pytest.raises(type(error)):
-        shop.charge.delay(*args)
+    if error is not None:
+        broker(_raises(error))
+    with pytest.raises(type(error) if error else (TypeError, ValueError, AttributeError)):
+        shop.charge.apply_async(args, **({} if error else {"expires": object(), "countdown": object()}))
     after = shop.record_of("o")
     if before and before.attempts:
         assert after is not None
@@ -448,22 +442,19 @@ def test_announcement_that_somebody_claimed_is_not_withdrawn(shop: Shop, broker:
     assert shop.record.owner == "a"
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable, StoreMisconfigured])
+@pytest.mark.parametrize("error", [StoreUnavailable, StoreMisconfigured, None])
 @pytest.mark.parametrize("mode", ["enforce", "observe"])
 def test_message_is_sent_when_the_store_is_away(
-    caplog: pytest.LogCaptureFixture, error: type[StoreUnavailable], mode: Any
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[StoreUnavailable] | None, mode: Any
 ) -> None:
-    """Or holds what this version cannot read; with a line in the log."""
+    """Or holds what this version cannot read, or breaks its word and neither swaps nor tells who did: it is logged."""
     shop = Shop(replace(ONCE, mode=mode))
-    shop.store.away = {"swap": error("memory", "swap", "no answer")}
+    if error is None:
+        monkeypatch.setattr(shop.store, "swap", lambda new, expected: None)
+    else:
+        shop.store.away = {"swap": error("memory", "swap", "no answer")}
     assert [shop.charge.delay("o").id] == _ids(shop)
     assert "idempotency.store_unavailable" in caplog.text
-
-
-def test_store_that_breaks_its_word_does_not_keep_a_message_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A swap that neither wins nor tells who did is asked a bounded number of times."""
-    monkeypatch.setattr(shop.store, "swap", lambda new, expected: None)
-    assert [shop.charge.delay("o").id] == _ids(shop)
 
 
 def test_app_without_a_store_is_refused(shop: Shop) -> None:

@@ -63,6 +63,18 @@ def test_claim_of_a_process_that_is_gone_is_taken_over_at_once(scene: Scene) -> 
     assert scene.clock.now() - begun < 1000
 
 
+@pytest.mark.parametrize("takeovers", [{"on_takeover": "refuse"}, {"max_takeovers": 2}], ids=["refused", "poison"])
+def test_what_must_not_be_repeated_ends_unknown(scene: Scene, takeovers: Any) -> None:
+    """As if its lease had run out: the body may have begun. Attempts are counted however fast they come."""
+    for _ in range(1 if "on_takeover" in takeovers else 3):
+        held = _held(scene.store, GONE, **takeovers)
+        if "max_takeovers" in takeovers:
+            end_lease(scene.store, held, scene.clock)
+    with pytest.raises(OutcomeUnknown):
+        scene.run(lambda attempt: None, **takeovers)
+    assert scene.runs == 0
+
+
 @pytest.mark.parametrize("process", ["", this_process(), f"{'0' * 16}:1:1"], ids=["unknown", "living", "elsewhere"])
 def test_any_other_claim_waits_for_its_lease(scene: Scene, process: str) -> None:
     """Of a living process it is never taken early, and in doubt the lease counts."""
@@ -79,22 +91,6 @@ def test_claim_of_a_worker_that_names_no_process_waits_for_its_lease(scene: Scen
     scene.store.swap(living, ended.revision)
     assert isinstance(scene.run(lambda attempt: None), Conflict)
     assert scene.record == living
-
-
-def test_attempt_that_must_not_be_repeated_ends_unknown(scene: Scene) -> None:
-    """As if its lease had run out: the body may have begun."""
-    _held(scene.store, GONE, on_takeover="refuse")
-    with pytest.raises(OutcomeUnknown):
-        scene.run(lambda attempt: None, on_takeover="refuse")
-    assert scene.runs == 0
-
-
-def test_body_that_kills_its_worker_is_poison_all_the_same(scene: Scene) -> None:
-    """The attempts that never ended are counted, however fast they follow each other."""
-    for _ in range(3):
-        end_lease(scene.store, _held(scene.store, GONE, max_takeovers=2), scene.clock)
-    with pytest.raises(OutcomeUnknown, match="3 attempts"):
-        scene.run(lambda attempt: None, max_takeovers=2)
 
 
 def test_completion_under_way_when_its_process_died_counts(scene: Scene) -> None:
@@ -276,16 +272,18 @@ def test_dead_processes_are_looked_for_often(worker: Worker) -> None:
     assert worker.looks == looks
 
 
-def test_sqlite_is_left_to_the_next_delivery(shop: Shop, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is on this machine and sees the same; a process forked meanwhile would inherit what tears the file."""
+def test_lease_that_is_not_this_workers_to_end_goes_on(
+    shop: Shop, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery may take a process for lost that is there, or the claim is that of another delivery.
+
+    SQLite is on this machine, where the next delivery sees the same; a process forked meanwhile would inherit what
+    tears the file.
+    """
+    assert Lost(shop, this_process(), "living").fails(worker) == BACK_LEASED
     monkeypatch.setattr(shop.store, "dialect", "sqlite", raising=False)
     shop.store.away = {"get": AssertionError("the file was opened")}
     assert Lost(shop).fails(worker) == BACK_LEASED
-
-
-def test_living_process_keeps_its_lease(shop: Shop, worker: Worker) -> None:
-    """Celery may take a process for lost that is there, or the claim is that of another delivery."""
-    assert Lost(shop, this_process()).fails(worker) == BACK_LEASED
 
 
 def test_outcome_that_the_process_left_is_not_written_again(shop: Shop, worker: Worker) -> None:
