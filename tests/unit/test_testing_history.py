@@ -1,102 +1,88 @@
-"""The check of concurrent histories accepts what a register can have replied, and nothing else."""
+"""The check of concurrent histories accepts what a register can have replied and nothing else, and its races end."""
 
 import itertools
+import threading
+from functools import partial
+from typing import Any
 
 import pytest
 
-from celery_idempotent.testing.contract.parallel import Exchange, is_linearizable, shown
+from celery_idempotent.testing.contract import parallel
+from celery_idempotent.testing.contract.parallel import Exchange, is_linearizable, race, shown
 
 
-def swap(new: str, expected: str | None, reply: str | None, during: tuple[int, int]) -> Exchange:
-    return Exchange("swap", new, expected, reply, *during)
+def calls(text: str) -> list[Exchange]:
+    """``swap a>b=reply 0-1``, ``get =reply 0-1`` and ``delete a>=True 0-1``, with "-" for nothing."""
+    words: dict[str, Any] = {"-": None, "": None, "True": True}
+    found = []
+    for kind, asked, during in (each.split(" ") for each in text.split(", ") if each):
+        (expected, _, new), reply = asked.partition("=")[0].partition(">"), asked.partition("=")[2]
+        given = [words.get(each, each) for each in (new, expected, reply)]
+        found.append(Exchange(kind, *given, *map(int, during.split("-"))))  # type: ignore[arg-type]
+    return found
 
 
-def get(reply: str | None, during: tuple[int, int]) -> Exchange:
-    return Exchange("get", None, None, reply, *during)
-
-
-def delete(expected: str, reply: bool, during: tuple[int, int]) -> Exchange:
-    return Exchange("delete", None, expected, reply, *during)
-
-
+FIRST = "swap ->a=a 0-1"
 POSSIBLE = {
-    "nothing happened": [],
-    "one after the other": [swap("a", None, "a", (0, 1)), swap("b", "a", "b", (2, 3)), get("b", (4, 5))],
-    "a loser is told who won": [swap("a", None, "a", (0, 5)), swap("b", None, "a", (0, 5))],
-    "a resend finds its own write": [swap("a", None, "a", (0, 1)), swap("a", None, "a", (2, 3))],
-    "a read beside a write sees the old or the new": [
-        swap("a", None, "a", (0, 1)),
-        swap("b", "a", "b", (2, 9)),
-        get("a", (3, 4)),
-        get("b", (5, 6)),
-        get("b", (7, 8)),
-    ],
-    "a key can be claimed again once deleted": [
-        swap("a", None, "a", (0, 1)),
-        delete("a", True, (2, 9)),
-        swap("b", None, "b", (2, 9)),
-        swap("c", None, "b", (2, 9)),
-    ],
-    "a replacement finds nothing beside a deletion": [
-        swap("a", None, "a", (0, 1)),
-        swap("b", "a", None, (2, 9)),
-        delete("a", True, (2, 9)),
-    ],
+    "nothing happened": "",
+    "one after the other": f"{FIRST}, swap a>b=b 2-3, get =b 4-5",
+    "a loser is told who won": "swap ->a=a 0-5, swap ->b=a 0-5",
+    "a resend finds its own write": f"{FIRST}, swap ->a=a 2-3",
+    "a read beside a write sees the old or the new": f"{FIRST}, swap a>b=b 2-9, get =a 3-4, get =b 5-6, get =b 7-8",
+    "a key can be claimed again once deleted": f"{FIRST}, delete a>=True 2-9, swap ->b=b 2-9, swap ->c=b 2-9",
+    "a replacement finds nothing beside a deletion": f"{FIRST}, swap a>b=- 2-9, delete a>=True 2-9",
 }
-
 IMPOSSIBLE = {
-    "two winners of an empty key": [swap("a", None, "a", (0, 5)), swap("b", None, "b", (0, 5))],
-    "two winners of one revision": [
-        swap("a", None, "a", (0, 1)),
-        swap("b", "a", "b", (2, 9)),
-        swap("c", "a", "c", (2, 9)),
-    ],
-    "a read that goes back": [
-        swap("a", None, "a", (0, 1)),
-        swap("b", "a", "b", (2, 9)),
-        get("b", (3, 4)),
-        get("a", (5, 6)),
-    ],
-    "an acknowledged write that is not seen": [swap("a", None, "a", (0, 1)), get(None, (2, 3))],
-    "a write seen before it was asked for": [get("a", (0, 1)), swap("a", None, "a", (2, 3))],
-    "a loser that had won": [swap("a", None, None, (0, 1)), get("a", (2, 3))],
-    "a deletion of another revision": [swap("a", None, "a", (0, 1)), delete("b", True, (2, 3))],
-    "two deletions of one revision": [
-        swap("a", None, "a", (0, 1)),
-        delete("a", True, (2, 9)),
-        delete("a", True, (2, 9)),
-    ],
-    "a record that comes back": [
-        swap("a", None, "a", (0, 1)),
-        delete("a", True, (2, 3)),
-        get("a", (4, 5)),
-    ],
-    "a resend that overwrites a successor": [
-        swap("a", None, "a", (0, 1)),
-        swap("b", "a", "b", (2, 3)),
-        swap("a", None, "a", (4, 5)),
-    ],
+    "two winners of an empty key": "swap ->a=a 0-5, swap ->b=b 0-5",
+    "two winners of one revision": f"{FIRST}, swap a>b=b 2-9, swap a>c=c 2-9",
+    "a read that goes back": f"{FIRST}, swap a>b=b 2-9, get =b 3-4, get =a 5-6",
+    "an acknowledged write that is not seen": f"{FIRST}, get =- 2-3",
+    "a write seen before it was asked for": "get =a 0-1, swap ->a=a 2-3",
+    "a loser that had won": "swap ->a=- 0-1, get =a 2-3",
+    "a deletion of another revision": f"{FIRST}, delete b>=True 2-3",
+    "two deletions of one revision": f"{FIRST}, delete a>=True 2-9, delete a>=True 2-9",
+    "a record that comes back": f"{FIRST}, delete a>=True 2-3, get =a 4-5",
+    "a resend that overwrites a successor": f"{FIRST}, swap a>b=b 2-3, swap ->a=a 4-5",
 }
 
 
-@pytest.mark.parametrize("name", POSSIBLE)
-def test_possible_history_is_accepted(name: str) -> None:
+@pytest.mark.parametrize("name", [*POSSIBLE, *IMPOSSIBLE])
+def test_history_is_accepted_if_it_is_possible(name: str) -> None:
     """In whatever order its calls are listed."""
-    assert all(is_linearizable(calls) for calls in itertools.permutations(POSSIBLE[name]))
-
-
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_impossible_history_is_refused(name: str) -> None:
-    """In whatever order its calls are listed."""
-    assert not any(is_linearizable(calls) for calls in itertools.permutations(IMPOSSIBLE[name]))
+    answers = {is_linearizable(each) for each in itertools.permutations(calls((POSSIBLE | IMPOSSIBLE)[name]))}
+    assert answers == {name in POSSIBLE}
 
 
 def test_history_is_shown_in_order_of_time() -> None:
     """What a failed test prints can be read from top to bottom."""
-    calls = [get("b", (4_000_000, 5_000_000)), delete("b", True, (6_000_000, 7_000_000)), swap("b", "a", "b", (0, 1))]
+    lines = shown(calls("get =b 4000000-5000000, delete b>=True 6000000-7000000, swap a>b=b 0-1")).splitlines()
 
-    assert [line.split("  ")[-1] for line in shown(calls).splitlines()] == [
-        "swap a by b -> b",
-        "get -> b",
-        "delete b -> True",
-    ]
+    assert [line.split("  ")[-1] for line in lines] == ["swap a by b -> b", "get -> b", "delete b -> True"]
+
+
+def test_race_without_one_of_its_threads_is_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are at the start do not wait for one that the system refuses."""
+    start, left = threading.Thread.start, iter([True, True, False])
+
+    def refuse_the_third(self: threading.Thread) -> None:
+        if not next(left):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_the_third)
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        race([int] * 4)
+
+
+def test_race_that_one_of_its_threads_does_not_come_to_is_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was started, and ended before its first step; nobody tells those at the start."""
+    made: list[None] = []
+    run, left = threading.Thread.run, iter([False])
+    monkeypatch.setattr(threading.Thread, "run", lambda self: run(self) if next(left, True) else None)
+    monkeypatch.setattr(parallel, "_RACERS_COME_WITHIN", 0.1)
+
+    with pytest.raises(threading.BrokenBarrierError):
+        race([partial(made.append, None)] * 4)
+
+    assert made == []
