@@ -68,9 +68,6 @@ def _raise(error: Exception, cause: Exception | None = None) -> Any:
     raise error from cause
 
 
-# What a swap compares, replies and keeps.
-
-
 def _takes(matches: Callable[[Any, Record, Record, Any], Any]) -> Make:
     """Takes what is stored for what was expected if it matches."""
 
@@ -163,9 +160,6 @@ def _refuses_and_writes(s: Any, new: Record, expected: str | None) -> Any:
     raise RecordTooLarge("written all the same")
 
 
-# What is forgotten, and when.
-
-
 def _is_over(s: Any, record: Record) -> bool:
     return record.expires_at is not None and record.expires_at * 1000 < s.now()
 
@@ -180,9 +174,6 @@ def _is_old_outcome(s: Any, record: Record) -> bool:
 
 def _unless_over(s: Any, record: Record | None) -> Record | None:
     return None if record and _is_over(s, record) else record
-
-
-# What several callers see.
 
 
 def _writes_in_steps(s: Any, new: Record, expected: str | None) -> Record | None:
@@ -266,38 +257,36 @@ def _locks_alone(s: Any, new: Record, expected: str | None) -> Any:
         return _checks_then_acts(s, new, expected)
 
 
-# By the test that must notice it, without its prefix, every flaw.
-
 FLAWS: dict[str, dict[str, Make]] = {
     "answers_as_a_register_does": {
-        "writes unconditionally": _wrong(swap=lambda s, new, expected: _put(s, new)),
-        "replaces unconditionally": _takes(lambda s, stored, new, expected: expected is not None),
+        "writes unconditionally": _wrong(swap=lambda s, new, old: _put(s, new)),
+        "replaces unconditionally": _takes(lambda s, got, new, old: old is not None),
         "creates where a revision was expected": _wrong(
-            swap=lambda s, new, expected: _swap(s, new, expected if _get(s, new.key) else None)
+            swap=lambda s, new, old: _swap(s, new, old if _get(s, new.key) else None)
         ),
         "compares revisions as a case-blind collation does": _folds_revisions(str.lower),
         "compares revisions as PAD SPACE does": _folds_revisions(str.rstrip),
         "compares the start of revisions": _folds_revisions(lambda text: text[:5]),
         "compares the owner instead of the revision": _takes(
-            lambda s, stored, new, expected: expected is not None and stored.owner == new.owner
+            lambda s, got, new, old: old is not None and got.owner == new.owner
         ),
         "accepts any revision there ever was": _takes(
-            lambda s, stored, new, expected: s.notes.update({new.revision: 1}) or expected in s.notes
+            lambda s, got, new, old: s.notes.update({new.revision: 1}) or old in s.notes
         ),
-        "writes again what has its revision": _takes(lambda s, stored, new, _: stored.revision == new.revision),
-        "writes a resend again": _takes(lambda s, stored, new, _: s.notes.setdefault(new.revision, new) is not new),
+        "writes again what has its revision": _takes(lambda s, got, new, _: got.revision == new.revision),
+        "writes a resend again": _takes(lambda s, got, new, _: s.notes.setdefault(new.revision, new) is not new),
         "takes a resend for won whatever happened since": _replies(
-            lambda s, new, before, stored: (s.notes.setdefault if stored is new else s.notes.get)(new.revision, stored)
+            lambda s, new, old, got: (s.notes.setdefault if got is new else s.notes.get)(new.revision, got)
         ),
-        "returns the new record although it lost": _replies(lambda s, new, before, stored: new),
-        "returns what was there before": _replies(lambda s, new, before, stored: before),
-        "tells a loser nothing": _replies(lambda s, new, before, stored: None if stored is before else stored),
+        "returns the new record although it lost": _replies(lambda s, new, old, got: new),
+        "returns what was there before": _replies(lambda s, new, old, got: old),
+        "tells a loser nothing": _replies(lambda s, new, old, got: None if got is old else got),
         "takes its own write for another's": _replies(
-            lambda s, new, before, stored: replace(stored, revision="x") if stored and stored is before else stored
+            lambda s, new, old, got: replace(got, revision="x") if got and got is old else got
         ),
         "keeps a deleted key blocked": _wrong(
-            delete=lambda s, key, expected: _delete(s, key, expected) and s.notes.update({key: 1}) is None,
-            swap=lambda s, new, expected: None if new.key in s.notes else _swap(s, new, expected),
+            delete=lambda s, key, old: _delete(s, key, old) and s.notes.update({key: 1}) is None,
+            swap=lambda s, new, old: None if new.key in s.notes else _swap(s, new, old),
         ),
         "keeps fields that are gone": _replies(_merges),
         "gives every record an owner": _keeps(lambda record: replace(record, owner=record.owner or "nobody")),
@@ -364,36 +353,36 @@ FLAWS: dict[str, dict[str, Make]] = {
         ),
         # Well meant; but then no expired outcome ever gives way, and no UNKNOWN is ever resolved.
         "guards final states itself": _replies(
-            lambda s, new, old, stored: _put(s, old) if old and old.status is not Status.IN_PROGRESS else stored
+            lambda s, new, old, got: _put(s, old) if old and old.status is not Status.IN_PROGRESS else got
         ),
     },
     "expired_outcome_is_whole_or_absent_and_gives_way": {
         "hides an expired outcome and keeps its key": _wrong(
-            swap=lambda s, new, old: stored if (stored := _swap(s, new, old)) is new else _unless_over(s, stored),
+            swap=lambda s, new, old: got if (got := _swap(s, new, old)) is new else _unless_over(s, got),
             get=lambda s, key: _unless_over(s, _get(s, key)),
         ),
         "returns half an expired outcome": _wrong(
             get=lambda s, key: replace(found, result=None) if (found := _get(s, key)) and _is_over(s, found) else found
         ),
         "denies a write whose outcome is over at once": _replies(
-            lambda s, new, before, stored: s._records.pop(new.key) and None if _is_over(s, new) else stored
+            lambda s, new, old, got: s._records.pop(new.key) and None if _is_over(s, new) else got
         ),
     },
     "calls_at_once_have_one_history": {
         "checks, then acts": _wrong(
             swap=_checks_then_acts,
-            delete=lambda s, key, expected: (
-                (stored := _get(s, key)) is not None
-                and stored.revision == expected
+            delete=lambda s, key, old: (
+                (got := _get(s, key)) is not None
+                and got.revision == old
                 and _after(0.0005, lambda: s._records.pop(key, None) is not None)
             ),
         ),
         # Harmless at first sight; but a deletion between both makes the winner of a claim see nothing, and give up.
         "reads the reply in a second request": _replies(
-            lambda s, new, before, stored: _after(0.0005, lambda: _get(s, new.key) if stored is new else stored)
+            lambda s, new, old, got: _after(0.0005, lambda: _get(s, new.key) if got is new else got)
         ),
         "hands replies to whichever thread comes first": _replies(
-            lambda s, new, before, stored: s.notes.update(reply=stored) or _after(0.0001, lambda: s.notes["reply"])
+            lambda s, new, old, got: s.notes.update(reply=got) or _after(0.0001, lambda: s.notes["reply"])
         ),
         "writes a record in two steps": _wrong(swap=_writes_in_steps),
         "answers another thread from a snapshot": _wrong(get=_reads_a_snapshot),
@@ -451,6 +440,9 @@ FLAWS: dict[str, dict[str, Make]] = {
 }
 for _name in ("replaces unconditionally", "creates where a revision was expected", "answers reads from a replica"):
     FLAWS["calls_at_once_have_one_history"][_name] = FLAWS["answers_as_a_register_does"][_name]
+
+
+"""By the test that must notice it, without its prefix, every flaw."""
 
 
 class ModestContract(StoreContract):
@@ -576,9 +568,6 @@ def test_what_a_store_says_of_processes_is_checked(tmp_path: Path) -> None:
     for name in FLAWS_OF_PROCESSES.keys() - {"provisioning_and_closing_again_are_harmless"}:
         with pytest.raises(AssertionError):
             getattr(StoreContract(), f"test_{name}")(MemoryStore())
-
-
-# The contracts of an outage, and of what only some stores can do.
 
 
 class QuickOutageContract(OutageContract):

@@ -99,9 +99,6 @@ def test_client_of_ones_own_is_used(bucket: Bucket) -> None:
     assert made == [1]
 
 
-# What the emulator does not say.
-
-
 def _error(code: str, status: int) -> bytes:
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>why</Message></Error>".encode()
     return answer(status, body, content_type="application/xml", x_amz_crc32="")
@@ -159,9 +156,6 @@ def test_what_is_sent_has_its_digest() -> None:
     digest = {name.lower(): value for name, value in asked.headers.items()}["x-amz-checksum-sha256"]
     assert (asked.method, asked.target.partition("?")[0]) == ("PUT", "/results/a/b")
     assert digest == "Om6weQ85rIfJTzhWst0sXREOaBFgImGpqSPTuyOtyLc="
-
-
-# A task of an app, by Celery's own tracer, with records in a store over HTTP.
 
 
 def _shop(url: str, bucket: Bucket, does: Any) -> Shop:

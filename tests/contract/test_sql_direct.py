@@ -1,5 +1,4 @@
 """The short way of a swap past SQLAlchemy: it says the same, on the same connections, and takes none from others."""
-# mypy: allow-untyped-decorators
 
 from dataclasses import replace
 from types import SimpleNamespace

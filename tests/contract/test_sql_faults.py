@@ -1,5 +1,4 @@
 """What only SQL databases can get wrong: round trips, snapshots, transactions, restarts, locks, interrupted drivers."""
-# mypy: allow-untyped-decorators
 
 import gc
 import signal
@@ -100,9 +99,6 @@ def test_paths_cost_what_the_documentation_says(served: Database) -> None:
         for number in range(10):  # until psycopg has prepared all statements, which costs a round trip each
             costs(number)
         assert documented == costs(10)
-
-
-# Lost messages, restarts, servers that hang.
 
 
 @pytest.mark.parametrize("cut", [TcpProxy.cut_reply, TcpProxy.cut_request], ids=["reply", "request"])
@@ -220,9 +216,6 @@ def test_of_several_hosts_the_one_that_can_be_written_is_found(postgresql: Datab
         url = f"postgresql+{driver}://postgres@/postgres?{hosts}"
         with postgresql.reopened(provisioned.table.name, url=url) as store:
             a_claim(store)
-
-
-# Locks and snapshots.
 
 
 @contextmanager
@@ -360,9 +353,6 @@ def test_failure_inside_a_transaction_leaves_the_connection_to_its_owner(postgre
         assert connection.execute(text("SELECT 1")).scalar_one() == 1
 
 
-# Signals and forks.
-
-
 def test_exception_in_the_middle_of_an_answer_does_not_mix_up_the_next(served: Database) -> None:
     """A time limit can strike while a driver reads; that connection is not used again."""
 
@@ -430,9 +420,6 @@ def test_own_engine_is_left_open_and_as_it_was(postgresql: Database) -> None:
         assert len(list(store.scan())) == 1
 
 
-# The clock.
-
-
 @pytest.mark.parametrize("zone", ["+00:00", "+05:30", "-08:00"])
 def test_clock_of_mysql_does_not_depend_on_the_time_zone(mysql: Database, zone: str) -> None:
     """Milliseconds since the epoch in UTC, whatever zone a session is in."""
@@ -446,9 +433,6 @@ def test_clock_is_the_servers(served: Database, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     with served.store() as store:
         assert abs(store.now() - real) < 10_000
-
-
-# Purging and scanning.
 
 
 def _forgotten(store: SQLStore) -> Record:

@@ -1,5 +1,4 @@
 """What a table costs as it grows: where ends are written, what lists read, and what a purge of PostgreSQL leaves."""
-# mypy: allow-untyped-decorators
 
 import json
 from collections.abc import Iterator
@@ -59,8 +58,6 @@ def test_end_is_written_beside_its_claim(postgresql: Database, kind: str) -> Non
 
     assert (in_place / written > 0.95) is (kind == "brin")
 
-
-# A hundred thousand records, and twenty of them in doubt.
 
 _NUMBERS = {
     "postgresql": "generate_series(1, 100000) AS numbers(n)",
@@ -124,9 +121,6 @@ def test_list_is_read_by_its_index(
         read = rows[0][0][0]["Plan"]
         assert pages > 4_000
         assert read["Shared Hit Blocks"] + read["Shared Read Blocks"] < pages / 10
-
-
-# Purging PostgreSQL.
 
 
 @pytest.mark.parametrize("name", ["t_{0}", "T {0}"])

@@ -1,5 +1,4 @@
 """Tables, permissions, limits and settings: what is created, what is refused, and what people are told to do."""
-# mypy: allow-untyped-decorators
 
 import re
 import sqlite3
@@ -214,8 +213,6 @@ def test_alembic_finds_nothing_to_change(database: Database) -> None:
     database.do(f"DROP TABLE {TABLE}", f"DROP TABLE {OUTBOX}")
 
 
-# Permissions.
-
 _ALL = ["SELECT", "INSERT", "UPDATE", "DELETE"]
 
 
@@ -315,9 +312,6 @@ def test_outbox_needs_the_documented_rights_and_no_more(served: Database) -> Non
         store.forget([1])
 
 
-# URLs of what is not there, and servers that only read.
-
-
 @pytest.mark.parametrize(
     ("place", "driver", "wrong", "told"),
     [
@@ -401,9 +395,6 @@ def test_file_that_cannot_be_written_or_is_no_database_is_told(sqlite: Database,
     assert path.read_text() == notes
 
 
-# Settings.
-
-
 def _warnings_of(store: SQLStore) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -470,8 +461,6 @@ def test_mysql_that_would_cut_text_to_fit_is_told_not_to(mysql: Database) -> Non
     with _set(mysql, "sql_mode", "''"), mysql.store() as store, pytest.raises(RecordTooLarge):
         store.swap(replace(a_record(), key="k" * 2049), None)
 
-
-# Limits.
 
 _MIB = 1024 * 1024
 

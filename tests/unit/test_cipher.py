@@ -160,9 +160,6 @@ def test_content_is_encrypted_once_and_its_limits_are_the_authors() -> None:
     assert Sealed(MemoryStore(), RING).pack(SEVEN, SLOT, small=True) is None
 
 
-# -- texts of a record
-
-
 def _kept(**changes: Any) -> tuple[Record, Record]:
     """What is stored of such a record, and what is read of it."""
     store = MemoryStore()

@@ -113,9 +113,6 @@ def test_entry_point_gets_the_url_without_what_is_ours(monkeypatch: pytest.Monke
         open_large_results("blob://account")
 
 
-# ``file:///folder``.
-
-
 def test_folder_keeps_what_it_is_given(tmp_path: Path) -> None:
     """Whole, as often as it is written, until it is deleted, in a file for people to look at."""
     objects = open_large_results(f"file://{tmp_path}?over=1").objects
@@ -177,9 +174,6 @@ def test_folder_that_stays_unusable_is_no_lost_result(tmp_path: Path, monkeypatc
         FolderObjects(tmp_path).put("a/b", b"")
 
 
-# What is asked of boto3; what S3 answers is a contract's.
-
-
 def test_reply_of_s3_is_closed_once_it_is_read() -> None:
     """Or its connection would go back to no pool."""
     body = BytesIO(b"data")
@@ -200,9 +194,6 @@ def test_bucket_is_part_of_the_path_where_the_server_is_not_aws(endpoint: str | 
     session: Any = SimpleNamespace(client=client)
     S3Objects("bucket", endpoint_url=endpoint, session=session).delete("a")
     assert (configs[0].s3 or {}).get("addressing_style") == style
-
-
-# The setting of an app.
 
 
 def _shop(setting: Any, **policy: Any) -> Shop:

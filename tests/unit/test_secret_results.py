@@ -115,9 +115,6 @@ def same(ended: Ended, other: Ended) -> bool:
     return (ended.state, repr(ended.value)) == (other.state, repr(other.value))
 
 
-# What is kept.
-
-
 @pytest.mark.parametrize("end", ENDS)
 def test_nothing_that_was_said_is_kept_in_clear_and_all_ends_as_without_encryption(end: str) -> None:
     """Neither result, step, label nor text of an exception; the duplicate gets what it gets without keys."""
@@ -191,9 +188,6 @@ def test_large_results_are_encrypted_objects() -> None:
     assert shop.runs == [ORDER, "pay", ORDER]
 
 
-# Where the key is missing.
-
-
 @pytest.mark.parametrize("options", [{}, {"on_outage": "run"}], ids=["", "run"])
 @pytest.mark.parametrize("large", [None, 10], ids=["in the record", "objects"])
 @pytest.mark.parametrize("keys", [None, OLD], ids=["no key", "another key"])
@@ -245,8 +239,6 @@ def test_clear_record_goes_on_under_encryption() -> None:
     assert [shop.deliver(each).value for each in ("done", "open")] == [ENDS["completed"]] * 2
     assert shop.runs == ["open"]
 
-
-# Who can write the store.
 
 TAMPERED: dict[str, tuple[str, Callable[[Record, Record], dict[str, Any]], str]] = {
     "damaged step": ("released", lambda own, _: {"steps": {"pay": _encrypted(base64="?")}}, "is damaged"),
@@ -305,9 +297,6 @@ def test_older_ciphertext_of_the_same_place_is_accepted() -> None:
     shop.change(result=older.result)
 
     assert shop.deliver(ORDER).value == ENDS["completed"]
-
-
-# Publishers and people.
 
 
 def test_publisher_hides_the_label_and_gets_in_clear_what_is_done() -> None:
@@ -388,9 +377,6 @@ def test_people_see_what_is_encrypted_where_the_key_is() -> None:
     assert "is encrypted with a key that is not here" in text_of(stranger.get("/records?label=acme/*").text)
 
 
-# Where clear text is refused.
-
-
 @pytest.mark.parametrize("keys", [None, NEW], ids=["clear", "encrypted"])
 @pytest.mark.parametrize("large", [None, 0], ids=["in the record", "an object"])
 @pytest.mark.parametrize("end", ["completed", "failed", "released"])
@@ -412,9 +398,6 @@ def test_clear_text_is_no_result_where_encryption_is_required(end: str, large: A
     else:
         assert same(ended, first)
         assert demanding.runs == []
-
-
-# The setting.
 
 
 def _bound(**settings: Any) -> Celery:

@@ -1,5 +1,4 @@
 """Records as rows and back, and what a swap makes of answers that no healthy database gives."""
-# mypy: allow-untyped-decorators
 
 import json
 from collections.abc import Callable

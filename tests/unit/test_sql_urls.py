@@ -1,5 +1,4 @@
 """How an SQL store is named: URLs, drivers, engines; what is refused, and that nothing secret is shown."""
-# mypy: allow-untyped-decorators
 
 import traceback
 from importlib.machinery import ModuleSpec

@@ -1,5 +1,4 @@
 """A store by statements over a library that fails when it is told to, and the connections of SQLAlchemy's."""
-# mypy: allow-untyped-decorators
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -197,9 +196,6 @@ def test_errors_of_another_kind_are_explained_where_they_are_named() -> None:
     assert isinstance(raised.value.__cause__, FromDriver)
     with pytest.raises(TimeoutError), store.explaining("begin"):
         raise TimeoutError
-
-
-# Connections: which of them live, and whose they are.
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
 """``assert_effect_once`` accepts what happens once, reports what does not, and hides nothing."""
-# mypy: allow-untyped-decorators
 
 import itertools
 import threading
@@ -399,9 +398,6 @@ def test_miscounting_is_told_apart_from_repetition(shop: Rehearsals) -> None:
         assert f"A single delivery had {number} effects" in report
 
 
-# Steps, commits and transactions.
-
-
 def test_step_under_its_key_is_once(shop: Rehearsals) -> None:
     """Each end of its call is the worker's end once, and the receiver knows the repetition."""
     charges: set[str] = set()
@@ -573,9 +569,6 @@ def test_transaction_without_a_database_is_refused_with_the_remedy(shop: Rehears
 
     assert "to rehearse attempt.transaction(), give the test's app an SQL store" in shop.report(book)
     assert shop.outbox == []
-
-
-# The store of a rehearsal.
 
 
 def test_transaction_of_a_claim_that_is_gone_writes_nothing(ledger: Ledger) -> None:

@@ -18,7 +18,7 @@ def calls(text: str) -> list[Exchange]:
     for kind, asked, during in (each.split(" ") for each in text.split(", ") if each):
         (expected, _, new), reply = asked.partition("=")[0].partition(">"), asked.partition("=")[2]
         given = [words.get(each, each) for each in (new, expected, reply)]
-        found.append(Exchange(kind, *given, *map(int, during.split("-"))))  # type: ignore[arg-type]
+        found.append(Exchange(kind, *given, *map(int, during.split("-"))))
     return found
 
 
