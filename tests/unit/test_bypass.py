@@ -35,8 +35,6 @@ def shop() -> Shop:
     return Shop()
 
 
-# -- a ``__call__`` of the author's
-
 context: list[str] = []
 
 
@@ -160,9 +158,6 @@ def test_redelivery_is_no_recursion_where_an_execution_was_left_behind(
     assert shop.runs == ["n"]
 
 
-# -- tasks that are found in another way than Celery's usual one
-
-
 def test_task_that_was_never_registered_or_is_called_like_celerys_is_guarded(shop: Shop) -> None:
     """Its delivery is noted when it is called, at the latest; Celery's own are told by where they come from."""
     shop.app.tasks.pop("charge")
@@ -267,9 +262,6 @@ def test_header_of_a_stranger_ends_no_delivery(shop: Shop, header: str, value: A
     assert settle(shop.app, shop.charge, ended).value == "charged 1"
 
 
-# -- lists: ``map``, ``starmap`` and ``chunks``
-
-
 @pytest.mark.parametrize(
     "canvas",
     [
@@ -338,8 +330,6 @@ def test_item_without_a_key_and_key_for_a_whole_list_run_nothing() -> None:
     (ended,) = shop.redeliver()
     assert (ended.state, ended.value.option, shop.runs) == ("FAILURE", "idempotency_key", [])
 
-
-# -- groups and chords
 
 KEY = {"idempotency_key": "k"}
 

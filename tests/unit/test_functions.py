@@ -82,9 +82,6 @@ def _raise(*errors: Exception | None) -> Callable[[], None]:
     return body
 
 
-# -- what a call gets
-
-
 def test_second_call_gets_the_result_of_the_first(shop: Shop) -> None:
     """However it is written, one key is one effect, and the first caller gets what every replay gives."""
     charge, pair = shop.function(), shop.function(body=lambda: (1, 2), name="pair")
@@ -95,21 +92,6 @@ def test_second_call_gets_the_result_of_the_first(shop: Shop) -> None:
         charge("o-1", 6)
     assert shop.runs == ["o-1", "o-1"]
     assert charge("o-2") == "charged 1"
-
-
-def test_exception_gives_the_claim_back_unless_it_is_remembered(shop: Shop) -> None:
-    """The next call runs, or gets it again, of its own type."""
-    charge = shop.function(body=_raise(Declined("no"), None))
-    with pytest.raises(Declined, match="no"):
-        charge("o-1")
-    assert shop.record.status is Status.RELEASED
-    assert charge("o-1") == "charged 1"
-
-    declining = shop.function(Policy("order", scope="s", remember=(Declined,)), _raise(Declined("no")))
-    for _ in range(2):
-        with pytest.raises(Declined, match="no"):
-            declining("o-1")
-    assert shop.runs == ["o-1"] * 3
 
 
 def test_call_that_cannot_be_protected_runs_nothing_and_is_told(shop: Shop) -> None:
@@ -176,9 +158,6 @@ def test_store_without_an_app_keeps_what_the_policy_says(shop: Shop) -> None:
     assert (private("o-1"), private("o-1")) == ("charged 1", None)
 
 
-# -- calls within calls
-
-
 def test_recursion_is_a_function_call() -> None:
     """A body that calls itself, however many operations lie between, would wait for itself; another key is its own."""
     shop, depth = Shop(), iter([True, False])
@@ -225,9 +204,6 @@ def test_body_without_a_claim_leaves_what_it_calls_protected(shop: Shop, mode: A
     assert shop.runs == ["o-1"]
 
 
-# -- modes
-
-
 @pytest.mark.parametrize("private", [True, False])
 def test_observed_function_runs_each_time_and_tells(
     shop: Shop, private: bool, caplog: pytest.LogCaptureFixture
@@ -263,9 +239,6 @@ def test_unprotected_body_has_the_key_of_its_call(mode: Any, asked: int) -> None
     expected = charge.idempotency_key_for({"id": "o-1"})  # type: ignore[attr-defined]
     assert charge({"id": "o-1"}) == [expected] * 2
     assert len(shop.store.asked) == asked
-
-
-# -- calls in flight
 
 
 def test_call_in_flight_raises_at_once_or_after_a_wait(shop: Shop) -> None:
@@ -313,9 +286,6 @@ def test_store_that_is_down_is_asked_by_one_call_at_a_time(shop: Shop) -> None:
         with pytest.raises(StoreUnavailable):
             both[number % 2](f"o-{number}")
     assert len(shop.store.asked) < 100
-
-
-# -- where it is recorded, and under which name
 
 
 def test_record_names_trace_and_process_of_its_caller(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,6 @@ def _keys(shop: Shop) -> set[str]:
     return {record.key for record in shop.memory.scan()}
 
 
-# -- the ways by which an identity travels
-
 TRACE = {"x-trace": "new"}
 SHAPES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ddtrace 4.16": lambda headers: {**TRACE},
@@ -194,9 +192,6 @@ def _hold(shop: Shop, new: Record) -> None:
     shop.memory.swap(replace(new, owner="other", revision="other"), None)
 
 
-# -- what changes no identity
-
-
 def test_function_as_the_key_sees_the_request_that_it_is_for(shop: Shop) -> None:
     """A key of the tenant, which a header names, and the order: one order of two tenants is two operations."""
     policy = Policy(lambda order_id, cents: (current_task.request.headers["tenant"], order_id))
@@ -251,13 +246,6 @@ def test_before_start_and_receivers_of_signals_change_no_identity(shop: Shop) ->
     assert shop.record.key == shop.charge.idempotency_key_for(ORDER)
 
 
-@pytest.mark.parametrize("forged", ["x", "0" * 32 + ":" + "1" * 64 + ":", 7, None])
-def test_forged_identity_reaches_no_record(shop: Shop, forged: Any) -> None:
-    """One that is not of this task and this task id counts for nothing, and the identity is derived as ever."""
-    shop.deliver("o-1", request={"headers": {IDENTITY_HEADER: forged}})
-    assert shop.record.key == shop.charge.idempotency_key_for("o-1")
-
-
 def test_unprotected_body_has_the_identity_of_its_call(shop: Shop) -> None:
     """In an outage as in the protected run after it, whatever the body has done to its arguments before it asks."""
     keys = []
@@ -300,9 +288,6 @@ def test_argument_that_cannot_be_copied_is_published_as_it_is(shop: Shop) -> Non
     shop.deliver(Local())
     (message,) = shop.published()
     assert message.payload[0] == ["o-1"]
-
-
-# -- what is another operation
 
 
 @pytest.mark.parametrize("how", ["a key of its own", "replaced"])
@@ -370,9 +355,6 @@ def test_key_given_to_send_task_counts_where_the_broker_keeps_it(shop: Shop) -> 
     shop.redeliver()
     shop.deliver("o-1", request={"headers": {KEY_HEADER: "payment-1"}})
     assert shop.record.key != shop.charge.idempotency_key_for("o-1")
-
-
-# -- retries that are not thrown, and messages that cannot be published
 
 
 @pytest.mark.parametrize(

@@ -253,20 +253,27 @@ _orders = st.builds(Order, id=st.integers(), note=st.none() | st.text())
 _finite = st.decimals(allow_nan=False, allow_infinity=False)
 _zoned = st.datetimes(timezones=st.none() | st.timezones())
 KINDS: dict[Any, Any] = {
-    bytes: st.text().map(str.encode), float: st.floats(allow_nan=False), Decimal: _finite, Order: _orders,
-    datetime: _zoned, date: ..., time: ..., timedelta: ..., UUID: ..., Color: ..., IPv4Address: ..., int | str: ...,
-
-        list[Order]: st.lists(_orders),
-        tuple[int, str]: ...,
-        dict[int, Decimal]: st.dictionaries(st.integers(), _finite)
-    ,
-
-        Any: _orders | st.lists(st.text()) | st.dictionaries(st.text(), _orders),
-        Money: st.builds(Money, st.integers())
-    ,
+    bytes: st.text().map(str.encode),
+    float: st.floats(allow_nan=False),
+    Decimal: _finite,
+    Order: _orders,
+    datetime: _zoned,
+    date: ...,
+    time: ...,
+    timedelta: ...,
+    UUID: ...,
+    Color: ...,
+    IPv4Address: ...,
+    int | str: ...,
+    list[Order]: st.lists(_orders),
+    tuple[int, str]: ...,
+    dict[int, Decimal]: st.dictionaries(st.integers(), _finite),
+    Any: _orders | st.lists(st.text()) | st.dictionaries(st.text(), _orders),
+    Money: st.builds(Money, st.integers()),
     Rich: st.builds(Rich, No=st.integers(), more=st.text() | _orders),
 }
-_everything = pydantic.create_model("Everything", **{f"f{n}": (kind, ...) for n, kind in enumerate(KINDS)})
+_FIELDS: dict[str, Any] = {f"f{number}": (kind, ...) for number, kind in enumerate(KINDS)}
+_everything = pydantic.create_model("Everything", **_FIELDS)
 
 
 @settings(max_examples=25)

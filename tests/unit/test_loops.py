@@ -124,9 +124,6 @@ def test_body_runs_in_its_callers_task_and_context() -> None:
     run(test())
 
 
-# -- cancelled
-
-
 @pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
 def test_call_that_is_cancelled_before_it_has_begun_gives_its_claim_back(on_takeover: str) -> None:
     """Nothing has happened, so nothing is in doubt, whatever the policy."""
@@ -225,9 +222,6 @@ def test_cancelled_step_is_in_doubt_only_if_it_had_begun() -> None:
     run(test())
 
 
-# -- loops that stop
-
-
 def _drop(loop: asyncio.AbstractEventLoop, task: Any, coroutine: Coroutine[Any, Any, Any]) -> None:
     coroutine.close()
     loop.run_until_complete(loop.shutdown_default_executor())
@@ -293,9 +287,6 @@ def test_loop_that_ends_before_the_body_ends_its_claim(monkeypatch: pytest.Monke
     loop.close()
 
 
-# -- errors
-
-
 @pytest.mark.parametrize("limit", [RuntimeError("can't start new thread"), MemoryError()], ids=["threads", "memory"])
 def test_call_that_no_thread_can_wait_for_runs_nothing_and_may_be_made_again(
     monkeypatch: pytest.MonkeyPatch, limit: Exception
@@ -347,8 +338,6 @@ def test_foreign_thread_that_is_said_to_be_gone_is_gone(said: type[Exception]) -
 
     assert not loops._is_alive(Dummy())
 
-
-# -- steps that are awaited
 
 UNPROTECTED = Attempt(lambda: Identity("key", None))
 

@@ -118,6 +118,8 @@ def test_carried_identity_is_of_one_task_and_one_task_id() -> None:
     assert identity_in(headers, "shop.charge:1", "id") == identity
     assert identity_in(headers, "shop.charge:1", "another id") is None
     assert identity_in(headers, "shop.refund:1", "id") is None
+    for forged in ("x", f"{'0' * 32}:{'1' * 64}:", 7, None):
+        assert identity_in({IDENTITY_HEADER: forged}, "shop.charge:1", "id") is None
 
 
 @pytest.mark.parametrize("header", [None, "", ":", "report@1", bound_header("", "report", "id")])

@@ -49,9 +49,6 @@ def _refused(declare: Callable[[], object], option: str, value: str | None = Non
     return error
 
 
-# -- policies
-
-
 class NotYet(SafeToRetry):
     """Of an author's own."""
 
@@ -105,9 +102,6 @@ def test_policy_at_its_bounds_is_taken(options: dict[str, Any]) -> None:
 def test_nothing_is_retained_only_where_a_duplicate_may_run() -> None:
     """What must not be repeated has to be kept."""
     _refused(lambda: Policy(retain=0, publish="once", on_takeover="refuse"), "retain", "0")
-
-
-# -- tasks
 
 
 def _charge(order_id: str) -> None: ...
@@ -235,9 +229,6 @@ def test_what_is_somebody_elses_is_left_alone() -> None:
     assert Defaults.payments.key == "order_id"
 
 
-# -- messages
-
-
 @pytest.mark.parametrize(
     ("options", "option"),
     [
@@ -295,8 +286,6 @@ def test_other_options_and_headers_are_left_alone() -> None:
     (message,) = published(app)
     assert message.headers["x-request-key"] == "r"
 
-
-# -- settings
 
 SETTINGS: dict[str, list[Any]] = {
     "idempotency_policy": ["refuse", {"key": 1}],
@@ -414,9 +403,6 @@ def test_app_that_drops_headers_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "django.conf", SimpleNamespace(settings=settings))
     assert _bound(app=app, name="excluded").name == "excluded"
     _refused(lambda: _bound(app=app), "app", "OutboxCelery")
-
-
-# -- functions and bodies
 
 
 class Account: ...

@@ -131,9 +131,6 @@ def test_runtime_does_not_keep_its_app_alive() -> None:
     assert gone() is None
 
 
-# -- the start of a worker
-
-
 class Checked(StoreWrapper):
     """A store in memory that other processes could see, and that says what is wrong with it."""
 
@@ -199,32 +196,15 @@ def test_binding_a_task_puts_the_check_into_the_worker() -> None:
     assert StoreCheck in Shop().app.steps["worker"]
 
 
-# -- what the commands tell of an app that has nothing wrong
+KEY_OF = (("--args", "[7]"), ("--kwargs", '{"order_id": 7}'))
 
 
-def test_commands_find_a_call_and_judge_it() -> None:
-    """By its arguments; a person sees what is recorded, without its result, and gives a verdict on it."""
-    shop = Shop(Policy("order_id"), idempotency_store=(store := MemoryStore()))
-    key = shop.charge.idempotency_key_for(7)
-    deliver(shop.charge, 7, task_id="the-id")
-
-    def told(*arguments: str) -> str:
-        ended = commands.run(shop.app, *arguments)
-        return str(ended.stdout + ended.stderr)
-
-    assert told("key", "charge", "--args", "[7]") == told("key", "charge", "--kwargs", '{"order_id": 7}') == f"{key}\n"
-    assert "no idempotency key" in told("key", "charge", "--args", "[null]")
-    shown = told("show", key)
-    assert ("COMPLETED" in shown, "the-id" in shown, "charged 1" in shown) == (True, True, False)
-    for rest in (("--rerun",), ("--completed", '{"id": "ch_1"}')):
-        judged = replace(a_record(), status=Status.UNKNOWN, key=f"judged {rest[0]}", error="killed")
-        store.swap(judged, None)
-        assert judged.key in told("list", "--status", "UNKNOWN")
-        told("resolve", judged.key, *rest, "--yes")
-    assert {each.key: (each.status, each.result) for each in store.scan() if each.key != key} == {
-        "judged --rerun": ("RELEASED", None),
-        judged.key: ("COMPLETED", '{"id": "ch_1"}'),
-    }
+def test_key_of_a_call_is_printed() -> None:
+    """A person finds the record of a call by its arguments."""
+    shop = Shop(Policy("order_id"))
+    keys = [commands.run(shop.app, "key", "charge", *each).stdout for each in KEY_OF]
+    assert keys == [f"{shop.charge.idempotency_key_for(7)}\n"] * 2
+    assert "no idempotency key" in commands.run(shop.app, "key", "charge", "--args", "[null]").stderr
 
 
 @pytest.mark.parametrize(("left", "told"), [(60_000, "RELEASED, queued"), (0, "RELEASED, message in doubt")])

@@ -1,6 +1,5 @@
 """The task class on Celery's own tracer: identity, replays, control flow, modes, nesting."""
 
-import threading
 import warnings
 from asyncio import CancelledError
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from weakref import WeakSet
 import pydantic
 import pytest
 from celery import Celery, Task, chain, shared_task
-from celery.exceptions import CeleryError, Ignore, Reject, WorkerLostError, WorkerShutdown, WorkerTerminate
+from celery.exceptions import CeleryError, Ignore, Reject, Retry, WorkerLostError, WorkerShutdown, WorkerTerminate
 from greenlet import GreenletExit
 
 from celery_idempotent import (
@@ -28,7 +27,6 @@ from celery_idempotent import (
     Status,
     StoreUnavailable,
     current_attempt,
-    signals,
 )
 from celery_idempotent.integration.broker.recovery import mark
 from celery_idempotent.integration.events import SIGNALS
@@ -40,9 +38,6 @@ REFUSE = Policy("order_id", on_takeover="refuse")
 @pytest.fixture
 def shop() -> Shop:
     return Shop(Policy("order_id"))
-
-
-# -- which calls are one operation
 
 
 def test_duplicates_of_any_origin_get_the_first_result() -> None:
@@ -125,9 +120,6 @@ def test_base_that_takes_its_options_by_name_publishes(publish: Any) -> None:
     assert [message.headers["tenant"] for message in shop.published()] == [1] * 4
 
 
-# -- calls within calls
-
-
 def test_direct_calls_pass_through(shop: Shop) -> None:
     """Calling a task is calling a function, also from within another; its handle has a key of its own and no token."""
     seen: list[Any] = []
@@ -136,18 +128,25 @@ def test_direct_calls_pass_through(shop: Shop) -> None:
         attempt = current_attempt()
         attempt.ensure_owned()
         seen.append((attempt.key, attempt.effect_key("x"), attempt.number, attempt.is_takeover))
-        return str(order_id)
+        return str(order_id // bool(order_id))
 
     shop.does = note
-    outer = shop.task(body=lambda: [shop.charge(1), shop.charge(1), shop.charge(2)], name="outer")
+
+    def outer() -> list[str]:
+        own, found = current_attempt(), [shop.charge(1), shop.charge(1), shop.charge(2)]
+        with pytest.raises(ZeroDivisionError):
+            shop.charge(0)
+        assert current_attempt() is own
+        return found
 
     assert (shop.charge(1), shop.charge(2)) == ("1", "2")
-    assert deliver(outer).value == ["1", "1", "2"]
-    keys = [shop.charge.idempotency_key_for(order) for order in (1, 2, 1, 1, 2)]
-    assert [each[0] for each in seen[:2]] == keys[:2]
-    assert [each[2:] for each in seen] == [(0, False)] * 2 + [(1, False)] * 3
+    assert deliver(shop.task(body=outer, name="outer")).value == ["1", "1", "2"]
+    assert [each[0] for each in seen[:2]] == [shop.charge.idempotency_key_for(order) for order in (1, 2)]
+    assert [each[2:] for each in seen] == [(0, False)] * 2 + [(1, False)] * 4
     assert seen[2][1] == seen[3][1] != seen[4][1]
     assert [record.task for record in shop.memory.scan()] == ["outer"]
+    with pytest.raises(LookupError):
+        current_attempt()
 
 
 def test_recursion_passes_through(shop: Shop) -> None:
@@ -181,53 +180,6 @@ def test_nested_deliveries_keep_their_own_records(shop: Shop) -> None:
     assert {record.key for record in shop.memory.scan()} == {*keys}
 
 
-def test_current_attempt_is_that_of_the_innermost_body(shop: Shop) -> None:
-    """A body that another one calls as a function has it until it returns or raises, and then the other one again."""
-
-    def inner(order_id: int, cents: int) -> str:
-        if order_id == 2:
-            raise LookupError(current_attempt().key)
-        return current_attempt().key
-
-    shop.does = inner
-
-    def outer() -> list[str]:
-        own, keys = current_attempt(), [shop.charge(1)]
-        assert current_attempt() is own
-        with pytest.raises(LookupError) as raised:
-            shop.charge(2)
-        assert current_attempt() is own
-        return [*keys, raised.value.args[0], own.key]
-
-    task = shop.task(body=outer, name="outer")
-    keys = [*map(shop.charge.idempotency_key_for, (1, 2)), task.idempotency_key_for()]
-    assert deliver(task).value == keys
-    with pytest.raises(LookupError):
-        current_attempt()
-
-
-def test_threads_never_cross(shop: Shop) -> None:
-    """Two tasks running at once in two threads keep their own keys and results."""
-    barrier, results = threading.Barrier(2), {}
-
-    def both(name: str, cents: int) -> list[str]:
-        barrier.wait(30)
-        key = current_attempt().key
-        barrier.wait(30)
-        return [name, key, current_attempt().key]
-
-    shop.does = both
-    threads = [threading.Thread(target=lambda n: results.update({n: shop.deliver(n).value}), args=(n,)) for n in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert results == {n: [n, *[shop.charge.idempotency_key_for(n)] * 2] for n in "ab"}
-
-
-# -- how a body ends
-
 ABANDONED = Status.IN_PROGRESS
 """With its lease ended."""
 
@@ -248,6 +200,7 @@ def _raising(error: BaseException) -> Callable[..., Any]:
         (Ignore("x"), REFUSE, "IGNORED", Status.UNKNOWN),
         (Reject("x", requeue=True), REFUSE, "REJECTED", Status.UNKNOWN),
         (SafeToRetry("gateway not reached"), REFUSE, "RETRY", Status.RELEASED),
+        (Retry("later"), REFUSE, "RETRY", Status.RELEASED),
         (MemoryError(), Policy("order_id"), "FAILURE", ABANDONED),
         (WorkerLostError("the process of the task that the body asked"), Policy("order_id"), "FAILURE", ABANDONED),
     ],
@@ -300,23 +253,6 @@ def test_killed_greenlet_gives_its_message_back(shop: Shop, is_stopped: bool, st
     mark("id", is_stopped=is_stopped)
     ended = shop.deliver(1, task_id="id")
     assert (ended.state, ended.value.requeue, shop.record.status) == ("REJECTED", True, status)
-
-
-@pytest.mark.parametrize("policy", [Policy("order_id"), REFUSE])
-def test_retry_of_the_body_runs_again(policy: Policy) -> None:
-    """``self.retry`` releases the claim under both promises, and its message runs the task again."""
-    shop = Shop(policy)
-
-    def later(*_: Any) -> int:
-        if len(shop.runs) < 3:
-            raise shop.charge.retry(countdown=0)
-        return len(shop.runs)
-
-    shop.does = later
-    shop.charge.delay(1)
-
-    assert [shop.redeliver()[0].state for _ in range(3)] == ["RETRY", "RETRY", "SUCCESS"]
-    assert (shop.deliver(1).value, len(shop.runs)) == (3, 3)
 
 
 def test_autoretry_is_seen_as_a_retry() -> None:
@@ -387,9 +323,6 @@ def test_call_that_is_refused_fails_once_and_is_told_once(mode: Any, caplog: pyt
     assert f" observed={str(not is_enforced).lower()} " in line
 
 
-# -- eager calls, modes and canvas
-
-
 def test_eager_calls_are_guarded(shop: Shop) -> None:
     """``apply`` and always-eager mode run once and replay, as a worker would; a conflict or an outage raises."""
     assert shop.charge.apply((1,)).get() == shop.charge.apply((1,)).get() == "charged 1"
@@ -441,21 +374,6 @@ def test_links_and_chains_follow_a_replay(shop: Shop) -> None:
     assert shop.runs == [1]
 
 
-def test_observe_mode_runs_and_counts() -> None:
-    """Everything runs; what would have been suppressed is signalled as observed."""
-    shop, seen = Shop(Policy("order_id", mode="observe")), []
-
-    def on_replay(sender: Any, observed: bool, task_id: str, **_: Any) -> None:
-        seen.append((sender.name, observed, task_id))
-
-    signals.replayed.connect(on_replay)
-    for task_id in "ab":
-        shop.deliver(1, task_id=task_id)
-    signals.replayed.disconnect(on_replay)
-
-    assert (shop.runs, seen) == ([1, 1], [("charge", True, "b")])
-
-
 def test_off_mode_does_nothing() -> None:
     """A switched-off policy runs every delivery and touches no store; the handle still derives keys."""
     shop, keys = Shop(Policy(mode="off"), idempotency_store=None), []
@@ -465,35 +383,6 @@ def test_off_mode_does_nothing() -> None:
     shop.deliver(1)
 
     assert (len(keys), len(set(keys))) == (2, 1)
-
-
-def test_signals_and_log_lines_tell_all_but_values(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """Receivers get what they need to find the operation, and neither arguments nor results."""
-    caplog.set_level("DEBUG", logger="celery_idempotent")
-    told: list[dict[str, Any]] = []
-
-    def receive(**about: Any) -> None:
-        told.append(about)
-
-    for signal in (signals.claimed, signals.completed):
-        signal.connect(receive, sender=shop.charge)
-    shop.does = lambda order_id, cents: order_id
-    for task_id in "ab":
-        shop.deliver("4111-1111", task_id=task_id)
-
-    key = shop.charge.idempotency_key_for("4111-1111")
-    about = {"key": key, "task_id": "a", "attempt": 1, "label": "", "done_by": None, "waited": None}
-    about |= {"sender": shop.charge, "observed": False, "fencing_token": shop.record.fencing_token, "trace": ""}
-    reasons = {signals.claimed: "attempt 1", signals.completed: ""}
-    assert told == [{"signal": each, "reason": reason, **about} for each, reason in reasons.items()]
-    lines = [record.getMessage() for record in caplog.records if record.name.startswith("celery_idempotent.")]
-    names = [f"event=idempotency.{each}" for each in ("claimed", "completed", "replayed")]
-    assert [line.split()[0] for line in lines] == names
-    assert all(key in line for line in lines)
-    assert "4111-1111" not in "".join(lines)
-
-
-# -- classes and apps
 
 
 def test_whole_app_by_task_cls() -> None:
