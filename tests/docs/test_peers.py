@@ -283,20 +283,6 @@ def test_their_message_is_executed_here(stage: Stage, library: str, is_cleared: 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("library", [ONCE, SINGLETON])
-def test_our_message_is_executed_there(stage: Stage, library: str) -> None:
-    """It runs, and leaves neither a lock nor an outcome; here the call goes on to count as queued."""
-    theirs = TASKS[library](stage.server)
-    here = moved(stage.server, theirs, None)
-    here.delay("i")
-
-    with stage.worker(theirs):
-        stage.ran(1)
-
-    assert (stage.locks, stage.again(here), stage.again(theirs)) == (0, False, True)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("library", [ONCE, SINGLETON])
 def test_call_that_both_have_sent_has_one_body_here(stage: Stage, library: str) -> None:
     """The claim makes one operation of the messages, and the lock of a duplicate is cleared like any other."""
     theirs = TASKS[library](stage.server)

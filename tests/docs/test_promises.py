@@ -567,14 +567,6 @@ def test_effects_are_as_many_as_the_page_says(
         assert {end.state for end in scene.play.ends} == {"SUCCESS"}, "the stalled one reports its successor's"
 
 
-def test_dead_worker_does_nothing_more(setting: Setting) -> None:
-    """Not even give its claim back, as the handlers of an exception would: the record stays as a kill leaves it."""
-    scene = paying(setting)
-    dies("before call")(scene)
-
-    assert (scene.play.deliver(), scene.status) == (None, Status.IN_PROGRESS)
-
-
 @pytest.mark.parametrize(("hours", "charges", "status"), [(24, 2, Status.COMPLETED), (21, 1, Status.UNKNOWN)])
 def test_window_has_to_have_room_for_a_request_that_hangs(
     setting: Setting, hours: int, charges: int, status: Status

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DOCS", "DOCUMENTS", "ROOT", "anchors", "code", "execute_block", "table", "words"]
+__all__ = ["DOCS", "DOCUMENTS", "ROOT", "code", "execute_block", "table", "words"]
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -44,15 +44,6 @@ def words(document: Path) -> Iterator[str]:
     """Everything between backticks outside of fenced blocks."""
     prose = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
     return (each.group(1) for each in re.finditer(r"`([^`\n]+)`", prose))
-
-
-def anchors(document: Path) -> set[str]:
-    """The anchors of the headings, as GitHub makes them."""
-    prose = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
-        for heading in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
-    }
 
 
 def _cells(line: str) -> list[str]:
