@@ -11,7 +11,7 @@ import psutil
 import pytest
 from celery import Task
 from celery.exceptions import Reject
-from sqlalchemy import Column, MetaData, String, Table, create_engine, func, select
+from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from celery_idempotent import AtMostOnce, IdempotencyWarning, IdempotentTask, Keyed, Policy, current_attempt
@@ -147,14 +147,9 @@ def test_plain_task_is_reported(shop: Rehearsals) -> None:
     """Without this library every duplicate is an effect more; the message says what to declare."""
     report = shop.report(base=Task, idempotent=None)
 
-    assert rows(report) == {
-        "delivered once": 1,
-        "delivered twice": 2,
-        "delivered again as the body begins": 2,
-        "delivered again as the body ends": 2,
-        "the worker dies as the body begins": 2,
-        "the worker dies as the body ends": 3,
-    }
+    delivered = {f"delivered {how}": 2 for how in ("twice", "again as the body begins", "again as the body ends")}
+    died = {f"the worker dies as the body {does}": count for does, count in (("begins", 2), ("ends", 3))}
+    assert rows(report) == {"delivered once": 1, **delivered, **died}
     assert "base=IdempotentTask" in report
 
 
@@ -442,7 +437,7 @@ def test_step_at_most_once_is_at_most_once(shop: Rehearsals) -> None:
 def test_step_that_takes_its_beginning_back_is_followed(shop: Rehearsals) -> None:
     """A call that says it had no effect is made again, and each of its three writes is died at."""
 
-    def text(task: Any, to: str) -> None:
+    def begin(task: Any, to: str) -> None:
         def send(step: Any) -> None:
             if not task.request.retries:
                 raise task.retry(countdown=1)
@@ -450,7 +445,7 @@ def test_step_that_takes_its_beginning_back_is_followed(shop: Rehearsals) -> Non
 
         current_attempt().step("text", send)
 
-    task = shop.task(text, Policy("to", effects={"text": AtMostOnce()}))
+    task = shop.task(begin, Policy("to", effects={"text": AtMostOnce()}))
     assert shop.report(task, promise="at most once") == ""
     assert "the worker dies before the withdrawal of step 'text'" in rows(shop.report(task))
 
@@ -479,19 +474,18 @@ class Ledger:
     def __init__(self, file: Path) -> None:
         self.url = f"sqlite:///{file}"
         self.engine = create_engine(self.url)
-        self._table = Table("ledger", MetaData(), Column("text", String(100)))
-        self._table.metadata.create_all(self.engine)
+        self.do("CREATE TABLE ledger (text TEXT)")
 
-    def insert(self, text: str) -> Any:
-        return self._table.insert().values(text=text)
+    def insert(self, word: str) -> Any:
+        return text(f"INSERT INTO ledger VALUES ('{word}')")
 
-    def book_alone(self, text: str) -> None:
+    def do(self, statement: Any) -> None:
         with self.engine.begin() as connection:
-            connection.execute(self.insert(text))
+            connection.execute(text(statement) if isinstance(statement, str) else statement)
 
     def booked(self) -> int:
         with self.engine.connect() as connection:
-            return connection.execute(select(func.count()).select_from(self._table)).scalar_one()
+            return int(connection.execute(text("SELECT count(*) FROM ledger")).scalar_one())
 
 
 @pytest.fixture
@@ -504,15 +498,16 @@ def ledger(shop: Rehearsals, tmp_path: Path) -> Iterator[Ledger]:
     ledger.engine.dispose()
 
 
-def test_transaction_is_once(shop: Rehearsals, ledger: Ledger) -> None:
+@pytest.mark.parametrize("using", [lambda engine: nullcontext(), Session], ids=["", "session"])
+def test_transaction_is_once(shop: Rehearsals, ledger: Ledger, using: Any) -> None:
     """Rows and messages are in the app's own database, once each in every way to die at the commit."""
 
     def book(task: Any, to: str) -> Any:
         with suppress(LookupError), current_attempt().transaction() as tx:
             tx.execute(ledger.insert("undone"))  # a rollback of the body's own leaves no row and no record
             raise LookupError
-        with current_attempt().transaction() as tx:
-            tx.execute(ledger.insert(to))
+        with using(ledger.engine) as session, current_attempt().transaction(session) as tx:
+            (session or tx).execute(ledger.insert(to))
             tx.send(task, "follow-up")
             return tx.done("booked")
 
@@ -525,28 +520,17 @@ def test_transaction_is_once(shop: Rehearsals, ledger: Ledger) -> None:
     assert not [each for each in psutil.Process().open_files() if each.path == ledger.engine.url.database]
 
 
-def test_session_of_the_users_is_rehearsed(shop: Rehearsals, ledger: Ledger) -> None:
-    """The transaction may be one of an ORM session's."""
-
-    def book(task: Any, to: str) -> Any:
-        with Session(ledger.engine) as session, current_attempt().transaction(session) as tx:
-            session.execute(ledger.insert(to))
-            return tx.done("booked")
-
-    assert shop.report(book, effects=ledger.booked) == ""
-
-
 def test_effect_beside_the_transaction_is_reported(shop: Rehearsals, ledger: Ledger) -> None:
     """What is done on another connection is not undone with it; a commit without an answer is no excuse."""
 
     def book(task: Any, to: str) -> Any:
         with current_attempt().transaction() as tx:
             done = tx.done("booked")
-        ledger.book_alone(to)
+        ledger.do(ledger.insert(to))
         return done
 
     def book_early(task: Any, to: str) -> Any:
-        ledger.book_alone(to)
+        ledger.do(ledger.insert(to))
         with current_attempt().transaction() as tx:
             return tx.done("booked")
 
@@ -611,16 +595,11 @@ def test_dead_attempt_writes_nothing_any_more() -> None:
     with store.delivering():
         assert store.swap(released, record.revision) == released
 
-
-def test_death_after_a_write_leaves_it_stored() -> None:
-    """The request had arrived; only the reply found nobody."""
     store, record = ScenarioStore(), a_record()
-
     store.plan((0, "dies after"))
     with store.delivering(), pytest.raises(WorkerDied):
         store.swap(record, None)
-
-    assert store.get(record.key) == record
+    assert store.get(record.key) == record, "the request had arrived; only the reply found nobody"
 
 
 def test_writes_have_names_that_people_know() -> None:
