@@ -298,18 +298,6 @@ def test_statement_that_waits_for_a_lock_or_a_connection_is_given_up_within_seco
         assert store.get(seen.key) == seen
 
 
-def test_locked_file_is_given_up_within_seconds(sqlite: Database) -> None:
-    """SQLite has one writer at a time; whoever waits too long is told so, and can ask again."""
-    record = a_record()
-    with sqlite.store(timeout=0.2) as store, sqlite.administrator() as other:
-        other.exec_driver_sql("BEGIN IMMEDIATE")
-        with pytest.raises(StoreUnavailable, match="locked"):
-            store.swap(record, None)
-        assert store.get(record.key) is None  # readers do not wait for the writer
-        other.exec_driver_sql("ROLLBACK")
-        assert store.swap(record, None) == record
-
-
 def test_deadlock_is_nobodys_error(mysql: Database) -> None:
     """Two claims wait for a deletion; MySQL lets both in, and undoes one. It asks again, and learns who won."""
 
