@@ -84,7 +84,6 @@ def test_step_that_is_made_at_most_once_is_recorded_before_its_call(scene: Scene
     """What a call sees in the store is that it has begun."""
     seen: list[Any] = []
     scene.perform(_step("sms", lambda step: seen.append(dict(scene.record.steps))))
-
     assert seen == [{"sms": {"begun_at": scene.clock.now(), "attempt": 1}}]
 
 
@@ -168,7 +167,6 @@ def test_window_lets_a_step_be_called_again_until_it_is_over(scene: Scene) -> No
         with pytest.raises(TimeoutError):
             scene.perform(_step("charge", _timing_out(scene)), effects=effects)
         scene.clock.advance(wait)
-
     with pytest.raises(OutcomeUnknown):
         scene.perform(_step("charge", _never), effects=effects)
     assert len({step and step.key for step in scene.calls}) == 1
@@ -285,7 +283,6 @@ def test_step_whose_format_is_not_accepted_here_is_lost(scene: Scene) -> None:
     scene.codec = Codec("pickle", frozenset({"application/json", "application/x-python-serialize"}))
     scene.abandon(_step("a", lambda step: {1}))
     scene.codec = json
-
     with pytest.raises(ResultLost, match="'a'"):
         scene.perform(_step("a", _never))
 

@@ -105,7 +105,6 @@ class TestAsking:
         first = claimed(scene)
         scene.plan("claim", "none", "reply lost")
         second = taken_over(scene)
-
         assert [(each.key, each.number, each.is_takeover) for each in (first, second)] == [
             ("k", 1, False),
             ("k", 2, True),
@@ -119,7 +118,6 @@ class TestAsking:
             claimed(scene)
         claimed(scene).complete(ONE)
         before = scene.record
-
         scene.store.store.swap(scene.store.swaps[0], None)
         assert scene.record == before
 
@@ -163,7 +161,6 @@ class TestLease:
         scene.store.swaps.clear()
         attempt.ensure_owned()
         assert scene.store.swaps == []
-
         scene.clock.advance(5 * LEASE)
         attempt.ensure_owned()
         assert (left(scene), attempt.is_over) == (LEASE, False)
@@ -175,7 +172,6 @@ class TestLease:
         scene.clock.on_sleep = lambda seconds: scene.clock.advance(LEASE + 1_000)
         attempt.finish_step("charge", Finished(ONE))
         successor = claimed(scene)
-
         with pytest.raises(LeaseLost):
             attempt.ensure_owned()
         successor.ensure_owned()
@@ -268,7 +264,6 @@ class TestWriting:
         scene.plan(moment, *UNSEEN)
         with pytest.raises(StoreUnavailable):
             attempt.renew() if moment == "renewal" else attempt.begin_step("sms")
-
         attempt.begin_step("mail")
         assert set(scene.record.steps) == {"sms", "mail"} - ({"sms"} if moment == "renewal" else set())
         assert attempt.complete(ONE) == Written()
@@ -352,7 +347,6 @@ class TestWriting:
         """The record stays its successor's, who completes it."""
         stale, successor = claimed(scene), taken_over(scene)
         before = scene.record
-
         assert scene.answer(lambda: act(stale)) is told
         assert (scene.record, stale.is_over) == (before, True)
         assert successor.complete(TWO) == Written()

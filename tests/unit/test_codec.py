@@ -300,7 +300,6 @@ def test_type_is_looked_up_without_running_code(module: str, name: str, monkeypa
     ModuleType.__getattribute__(hostile, "__dict__").update(names)
     monkeypatch.setitem(sys.modules, "hostile", hostile)
     monkeypatch.setitem(sys.modules, "lazy", Outer)  # programs put all kinds of objects there
-
     described = JSON.encode({"module": module, "type": name, "message": "m", "args": []})
     twin = JSON.decode_failure(described, "k", remembered=(Exception,))
     assert type(twin) is (Outer.Inner if name == "Outer.Inner" else ReplayedFailure)

@@ -1,6 +1,5 @@
 """How often a delivery asks that meets a running body, and how soon after its end: a simulation of many of them."""
 
-import heapq
 import math
 import random
 from statistics import fmean
@@ -45,19 +44,6 @@ def test_duplicate_asks_seldom_and_is_answered_soon(body: float, arrives: float,
     if is_soon:  # it comes late, or the body is long
         assert fmean(late) <= min(body / 3, 30)
         assert max(late) <= min(1.25 * body, 60)
-
-
-@pytest.mark.parametrize("lease", [1, 5, 60])
-def test_storm_of_duplicates_asks_less_than_sixty_times_a_second(lease: float) -> None:
-    """A thousand duplicates of one long body, whatever its lease: once they have been waiting for two minutes."""
-    draws, policy, asked = random.Random(1), Policy(lease=lease), 0
-    waiting = [(draws.random(), 0) for _ in range(1000)]
-    heapq.heapify(waiting)
-    while waiting[0][0] < 300:
-        now, postponed = heapq.heappop(waiting)
-        asked += now >= 120
-        heapq.heappush(waiting, (now + _delay(policy, postponed, now, draws), postponed + 1))
-    assert asked / 180 < 60
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,6 @@ def test_what_a_write_meets(
     """Nothing runs without a certain claim, nothing is reported without a certain record, no recorded effect recurs."""
     scene = Scene()
     scene.plan(moment, *faults)
-
     assert scene.answer(lambda: scene.perform(lambda handle: body(scene, handle), **policy)) == answer
     assert (scene.status, scene.told, len(scene.store.swaps)) == (status, told, writes)
     scene.heal()
@@ -430,7 +429,6 @@ def test_observing_changes_nothing_whatever_is_wrong(body: Any, answer: Any, mom
     scene, slept = Scene(), list[float]()
     scene.clock.on_sleep = slept.append
     scene.plan(moment, *[fault] * 1000)
-
     assert scene.answer(lambda: Outcome(scene.observe(body))) == answer
     assert (scene.runs, slept) == (1, [])
 
@@ -452,7 +450,6 @@ def test_what_is_told_of_an_observed_body(
     """An outage is told and not raised; what strikes is raised, or it would be lost."""
     scene = Scene()
     scene.plan(moment, *faults)
-
     ended = scene.answer(lambda: Outcome(scene.observe(lambda claim: "done")))
     assert (ended, scene.status, scene.told, scene.runs) == (answer, status, told, runs)
 
@@ -494,7 +491,6 @@ def test_a_failure_is_recorded_and_replayed_with_its_arguments() -> None:
         assert declined.value.args == ("no money", 42)
     with pytest.raises(KeyReused) as reused:
         scene.run(lambda claim: "never", fingerprint="other")
-
     assert (scene.record.error, reused.value.task_id) == ("Declined: ('no money', 42)", "id")
 
 
@@ -503,7 +499,6 @@ def test_first_caller_and_replays_get_the_same(value: Any) -> None:
     """Falsy values, tuples and odd keys: what the first caller gets is exactly what every duplicate gets."""
     scene = Scene()
     answers = [scene.run(lambda claim: value).value for _ in range(2)]
-
     assert [repr(each) for each in answers] == [repr(json.loads(json.dumps(value)))] * 2
     assert scene.runs == 1
 
@@ -513,7 +508,6 @@ def test_events_name_the_operation_and_no_values() -> None:
     scene = Scene()
     for _ in range(2):
         scene.run(lambda claim: "secret result")
-
     token = scene.record.fencing_token
     told = [(event.key, event.fencing_token, event.attempt, event.done_by) for event in scene.events]
     assert told == [("k", token, 1, None), ("k", token, 1, None), ("k", token, 1, "id")]

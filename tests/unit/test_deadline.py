@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import DeadlineExceeded, IdempotentTask, LeaseLost, OutcomeUnknown, Policy, PolicyError, signals
+from celery_idempotent import DeadlineExceeded, LeaseLost, OutcomeUnknown, Policy, PolicyError
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.engine.delivery import Conflict, Outcome
-from celery_idempotent.engine.heartbeat import Heartbeat, heartbeat
+from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Run, Written
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Finished, from_plain
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
-from tests.support.deliveries import an_app, deliver
 from tests.support.scene import Scene, an_operation, raising
 from tests.support.waiting import wait_until
 
@@ -147,12 +146,6 @@ class TestBody:
         assert scene.told == "claimed completed"
 
 
-def before_effects(scene: Scene, handle: ProtectedAttempt) -> None:
-    """A body that is late where nothing has begun."""
-    with handle.before_effects():
-        _late(scene, handle)
-
-
 def in_a_group(scene: Scene, handle: ProtectedAttempt) -> None:
     """A body whose group of tasks is late."""
     try:
@@ -161,20 +154,10 @@ def in_a_group(scene: Scene, handle: ProtectedAttempt) -> None:
         raise ExceptionGroup("", [error]) from None
 
 
-def asks_no_more(scene: Scene, handle: ProtectedAttempt) -> str:
-    """A body that comes to its end all the same."""
-    scene.clock.advance(900_000)
-    return "late"
-
-
-def of_another(scene: Scene, handle: ProtectedAttempt) -> None:
-    """A body that calls another task, which was late."""
-    raise DeadlineExceeded("another", 1)
-
-
-def is_replaced(scene: Scene, handle: ProtectedAttempt) -> None:
-    """A body that is taken over."""
-    scene.steal(after=181_001)
+def before_effects(scene: Scene, handle: ProtectedAttempt) -> None:
+    """A body that is late where nothing has begun."""
+    with handle.before_effects():
+        _late(scene, handle)
 
 
 REFUSE = {"on_takeover": "refuse", **LIMITED}
@@ -184,14 +167,14 @@ LATE = "claimed deadline_exceeded"
 @pytest.mark.parametrize(
     ("body", "policy", "answer", "status", "told"),
     [
-        (asks_no_more, LIMITED, "late", Status.COMPLETED, f"{LATE} completed"),
-        (is_replaced, LIMITED, "theirs", Status.COMPLETED, f"{LATE} lease_lost"),
+        (lambda scene, handle: scene.clock.advance(900_000), LIMITED, None, Status.COMPLETED, f"{LATE} completed"),
+        (lambda scene, handle: scene.steal(after=181_001), LIMITED, "theirs", Status.COMPLETED, f"{LATE} lease_lost"),
         (_late, LIMITED, DeadlineExceeded, Status.IN_PROGRESS, f"{LATE} released"),
         (in_a_group, LIMITED, DeadlineExceeded, Status.IN_PROGRESS, f"{LATE} released"),
         (_late, REFUSE, DeadlineExceeded, Status.UNKNOWN, f"{LATE} outcome_unknown"),
         (before_effects, LIMITED, DeadlineExceeded, Status.RELEASED, f"{LATE} released"),
         (before_effects, REFUSE, DeadlineExceeded, Status.RELEASED, f"{LATE} released"),
-        (of_another, LIMITED, DeadlineExceeded, Status.RELEASED, "claimed released"),
+        (raising(DeadlineExceeded("another", 1)), LIMITED, DeadlineExceeded, Status.RELEASED, "claimed released"),
     ],
 )
 def test_how_a_late_body_ends(scene: Scene, body: Any, policy: Any, answer: Any, status: Status, told: str) -> None:
@@ -297,21 +280,3 @@ def test_heartbeat_looks_at_the_deadline_and_no_earlier_than_it() -> None:
     (beat,) = beats._beats.values()
     assert beat.due - began == pytest.approx(3700)
     beats.stop(attempt)
-
-
-def test_the_signal_tells_which_task() -> None:
-    """As every other one does."""
-    heard: list[tuple[str, str, bool]] = []
-
-    def hear(sender: Any, task_id: str, observed: bool, **told: Any) -> None:
-        heard.append((sender.name, task_id, observed))
-
-    @an_app().task(name="charge", base=IdempotentTask, idempotent=Policy(deadline=60), shared=False)
-    def charge(order_id: str) -> str:
-        (beat,) = (each for each in heartbeat._beats.values() if each.claim.remaining is not None)
-        beat.claim.late_at = 0
-        return "done"
-
-    signals.deadline_exceeded.connect(hear)
-    deliver(charge, "o", task_id="id")
-    assert heard == [("charge", "id", False)]

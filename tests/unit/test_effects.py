@@ -101,16 +101,6 @@ def test_unusable_declaration_is_refused(option: str, value: Any) -> None:
     assert (raised.value.option, raised.value.value) == (option, repr(value))
 
 
-def test_guarantee_tells_all() -> None:
-    """The task, its key, every effect by name, the rest of the body, and an outage."""
-    policy = Policy(effects={"charge": Keyed(DAY), "sms": AtMostOnce()})
-    told = [each.partition(": ")[0] for each in policy.guarantee("orders.charge").splitlines()]
-    assert told == [
-        *("orders.charge", "  key", "  charge", "  sms"),
-        *("  anything else in the body", "  when the store does not answer"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("policy", "told"),
     [

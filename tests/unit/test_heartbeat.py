@@ -192,7 +192,6 @@ def test_a_renewal_that_hangs_costs_no_other_key_its_lease(store: FaultyStore, b
     hanging = _Hanging(store, "k0", "k1")
     for attempt in attempts:
         beats.start(attempt)
-
     wait_until(lambda: all(_held(store, f"k{number}") for number in range(2, 12)), "the others are held")
     assert hanging.requests == {"k0": 1, "k1": 1}, "an attempt has one renewal under way at most"
     _stop_all(beats)
@@ -240,7 +239,6 @@ def test_a_heartbeat_that_cannot_start_is_an_outage(store: FaultyStore, beats: H
         assert (caught.value.store, caught.value.operation) == (repr(store), "heartbeat")
         assert isinstance(caught.value.__cause__, RuntimeError)
         assert attempt not in beats._beats
-
     beats.start(attempt)
     wait_until(lambda: _held(store), "it is renewed after all")
 
@@ -435,25 +433,20 @@ def test_the_reserve_renews_first_what_is_most_urgent(store: FaultyStore, beats:
     assert [_renewals(store, key) for key in ("later", "urgent", "last")] == [0, 1, 0]
 
 
-def test_stops_at_a_lost_lease(store: FaultyStore, beats: Heartbeat) -> None:
-    """An attempt that was taken over is renewed no more, and its body can ask."""
-    attempt = _attempt(store)
-    mine = attempt._record
-    store.store.swap(mine.but(owner="other", revision="theirs"), mine.revision)
-    beats.start(attempt)
-    wait_until(lambda: attempt.is_over and attempt not in beats._beats, "the beat was dropped")
-
-
-def test_stops_when_the_delivery_is_over(store: FaultyStore, beats: Heartbeat) -> None:
+def test_stops_at_a_lost_lease_and_when_the_delivery_is_over(store: FaultyStore, beats: Heartbeat) -> None:
     """A beat that a signal kept from being stopped does not keep its claim for ever, and does not count."""
     delivery = threading.Lock()
-    attempt = _attempt(store, is_underway=delivery.locked)
+    lost, over = _attempt(store, "lost"), _attempt(store, "over", is_underway=delivery.locked)
+    mine = lost._record
+    store.store.swap(mine.but(owner="other", revision="theirs"), mine.revision)
     with delivery:
-        beats.start(attempt)
-        wait_until(lambda: _renewals(store), "it is renewed")
+        beats.start(lost)
+        beats.start(over)
+        wait_until(lambda: lost.is_over and lost not in beats._beats, "the loss was noticed")
+        wait_until(lambda: _renewals(store, "over"), "it is renewed")
         assert beats.in_flight == 1
     assert beats.in_flight == 0
-    wait_until(lambda: attempt not in beats._beats, "the beat was dropped")
+    wait_until(lambda: over not in beats._beats, "the beat was dropped")
 
 
 def test_heartbeat_of_a_child_begins_anew(

@@ -110,7 +110,6 @@ def test_recorded_failure_is_raised_only_if_it_is_remembered_and_steers_nobody(
     task = _task(an_app(), policy)
     described = {"module": error.__module__, "type": error.__qualname__, "message": "m", "args": args}
     _recorded(task, status=Status.FAILED, result=json.dumps(described), error="m")
-
     ended = deliver(task)
     assert (ended.state, type(ended.value)) == ("FAILURE", error if is_raised else ReplayedFailure)
     assert is_raised or ended.value.type_name == f"{error.__module__}.{error.__qualname__}"
@@ -235,15 +234,6 @@ def test_redacted_exception_reaches_neither_store_nor_log_nor_signal(
     ours = [each.getMessage() for each in caplog.records if each.name.startswith("celery_idempotent")]
     assert len(ours) == len(told) >= 3
     assert CARD not in f"{record} {ours} {told}"
-
-
-def test_redacted_failure_is_replayed_by_its_type() -> None:
-    """A duplicate learns what kind of failure it was."""
-    task = _task(an_app(), replace(REFUSE, private=True), FAILS)
-    answers = [deliver(task).value.args for _ in range(2)]
-    assert answers == [(CARD,), (task.idempotency_key_for(), "builtins.ValueError", "")]
-    with pytest.raises(PolicyError, match="private='yes'"):
-        Policy(private="yes")  # type: ignore[arg-type]
 
 
 class _Unprintable:

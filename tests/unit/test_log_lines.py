@@ -48,7 +48,6 @@ def test_any_value_is_read_back_as_it_stands_on_the_record(value: str) -> None:
     SAID.addHandler(kept)
     say(SAID.warning, "tick", entry=value, task="shop.report")
     SAID.removeHandler(kept)
-
     (record,) = kept.records
     line = logfmtkv.parse(record.getMessage(), strict=True, duplicates="error")
     fields = {"entry": vars(record)["idempotency_entry"], "task": "shop.report", "see": link("log-lines#tick")}
@@ -144,7 +143,6 @@ def test_json_of_the_page_has_every_field(json_lines: StringIO) -> None:
     shop = Shop(Policy("order_id"))
     for task_id in ("a", "b"):
         shop.deliver("4111-1111", task_id=task_id)
-
     (replayed,) = [json.loads(line) for line in json_lines.getvalue().splitlines()]
     told = {"event": "idempotency.replayed", "task": "charge", "task_id": "b", "token": shop.record.fencing_token}
     told["key"] = shop.charge.idempotency_key_for("4111-1111")

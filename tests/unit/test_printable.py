@@ -2,10 +2,8 @@
 # mypy: allow-untyped-decorators
 
 import logging
-import time
 import unicodedata
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,22 +11,12 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sqlalchemy import create_engine
 
-from celery_idempotent import IdempotentTask, Policy, StoreUnavailable, outbox, signals
-from celery_idempotent.engine.claim import Claim, claim
-from celery_idempotent.engine.heartbeat import Heartbeat
+from celery_idempotent import IdempotentTask, Policy, signals
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.printable import one_line
-from celery_idempotent.protocol.operation import Run
-from celery_idempotent.protocol.store import OutboxMessage
-from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.testing import FaultyStore
 from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app, deliver
-from tests.support.scene import an_operation, raising
-from tests.support.waiting import wait_until
 
 FORGED = "7\nERROR idempotency.outcome_unknown \x1b]0;owned\x07\u2028\u202e"
 SHOWN = r"7\nERROR idempotency.outcome_unknown \x1b]0;owned\x07\u2028\u202e"
@@ -93,44 +81,8 @@ def test_rows_of_the_command_line_cannot_be_forged() -> None:
     names: dict[str, Any] = dict.fromkeys(("task", "task_id", "worker", "error"), FORGED)
     record = replace(a_record(), key=f"k{FORGED}", steps={FORGED: {"lost": FORGED}}, **names)
     app.conf.idempotency_store.swap(record, None)
-
     rows = len(record.to_fields()) + 1  # and the effect key of the step
     for arguments, lines in ((("list",), 2), (("show", record.key), rows)):
         result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=app))
         shown = result.stdout.removesuffix("\n").split("\n")
         assert (len(shown), all(map(str.isprintable, shown)), SHOWN in result.stdout) == (lines, True, True)
-
-
-@pytest.mark.parametrize(
-    ("error", "level"), [(StoreUnavailable("s", "swap", FORGED), "WARNING"), (KeyError(), "ERROR")]
-)
-def test_log_line_of_a_failed_renewal_is_one_line(
-    error: Exception, level: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A key that its publisher chose, and a store's excuse, stay within their line."""
-    store, beats = FaultyStore(MemoryStore()), Heartbeat()
-    decision = claim(store, an_operation(FORGED, lease=0.5))
-    assert isinstance(decision, Run)
-    store.before_swap = raising(error)
-    attempt = Claim(store, decision.record, lease=300, retain=1, claimed_at=time.monotonic())
-    beats.start(attempt)
-    wait_until(lambda: level in [each.levelname for each in caplog.records], "the failure was logged")
-    beats.stop(attempt)
-    assert all(f"key={QUOTED}" in each and each.isprintable() for each in caplog.messages)
-
-
-def test_log_line_of_a_message_that_cannot_be_published_is_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its task id was chosen by whoever sent it."""
-    store = SQLStore(f"sqlite:///{tmp_path}/records.sqlite")
-    store.provision()
-    engine = create_engine(store._url)
-    with engine.begin() as connection:
-        store.enqueue(OutboxMessage(FORGED, "{", "application/json"), connection)
-    engine.dispose()
-    outbox.relay(an_app(idempotency_store=store))
-    store.close()
-
-    (line,) = caplog.messages
-    assert (QUOTED in line, line.isprintable()) == (True, True)

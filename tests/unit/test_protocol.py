@@ -8,37 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_idempotent.protocol import operation as op
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
-from celery_idempotent.protocol.operation import (
-    Decision,
-    Ending,
-    GiveUp,
-    Lost,
-    Mismatch,
-    Operation,
-    Rebase,
-    Replay,
-    ReplayFailure,
-    Run,
-    Superseded,
-    Unknown,
-    Vanished,
-    Wait,
-    Written,
-    abandoned,
-    checkpointed,
-    decide,
-    ended,
-    ending,
-    forgotten,
-    given_up,
-    is_forgotten,
-    released,
-    renewed,
-    settle,
-)
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import BLANK, Record, Status, bounded
 from celery_idempotent.protocol.steps import (
@@ -61,10 +34,10 @@ F, ANOTHER = "f" * 64, "another"
 STEPS = {"charge": {"begun_at": 1, "attempt": 1}}
 
 
-def _decide(record: Record | None, now: int = NOW, fingerprint: str | None = F, **policy: Any) -> Decision:
+def _decide(record: Record | None, now: int = NOW, fingerprint: str | None = F, **policy: Any) -> op.Decision:
     names: Any = {"task": "orders.charge", "task_id": "id", "worker": "here", "app": "shop"}
-    operation = Operation(identity=Identity("k", fingerprint, "label"), policy=Policy(**policy), **names)
-    return decide(record, operation, now, owner="me", revision="new")
+    operation = op.Operation(identity=Identity("k", fingerprint, "label"), policy=Policy(**policy), **names)
+    return op.decide(record, operation, now, owner="me", revision="new")
 
 
 def _record(**changes: Any) -> Record:
@@ -78,9 +51,9 @@ def test_absent_record_is_claimed_with_a_token_from_the_stores_clock() -> None:
     claimed = BLANK.but(
         key="k", status=Status.IN_PROGRESS, revision="new", owner="me", fingerprint=F, attempts=1, **times, **names
     )
-    assert _decide(None) == Run(claimed, None)
+    assert _decide(None) == op.Run(claimed, None)
     first = _decide(None, now=0)
-    assert isinstance(first, Run)
+    assert isinstance(first, op.Run)
     assert first.record.fencing_token == 1
 
 
@@ -88,9 +61,9 @@ def test_names_for_people_are_bounded() -> None:
     """A publisher may choose a task id of any length; two long ones stay different."""
     long = "i" * 390_000
     names: dict[str, Any] = dict.fromkeys(("task", "task_id", "worker", "app", "process"), long)
-    operation = Operation(identity=Identity("k", None), policy=Policy(), **names)
-    claimed = decide(None, operation, NOW, owner="me", revision="new")
-    assert isinstance(claimed, Run)
+    operation = op.Operation(identity=Identity("k", None), policy=Policy(), **names)
+    claimed = op.decide(None, operation, NOW, owner="me", revision="new")
+    assert isinstance(claimed, op.Run)
     kept = [getattr(claimed.record, name) for name in names]
     assert kept[:4] == [bounded(long)] * 4
     assert [len(each) for each in kept] == [255] * 5
@@ -100,31 +73,31 @@ def test_names_for_people_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("changes", "policy", "decision"),
     [
-        ({"status": Status.COMPLETED}, {}, Replay),
-        ({"status": Status.FAILED}, {}, ReplayFailure),
-        ({"status": Status.UNKNOWN}, {}, Unknown),
-        ({"status": Status.RELEASED, "lease_until": 2 * NOW}, {}, Run),
-        ({"status": Status.RELEASED, "lease_until": 2 * NOW}, {"on_takeover": "refuse"}, Run),
-        ({"status": Status.COMPLETED, "expires_at": NOW // 1000}, {}, Run),
-        ({"status": Status.COMPLETED, "expires_at": NOW // 1000 + 1}, {}, Replay),
-        ({"status": Status.FAILED, "expires_at": NOW // 1000}, {}, Run),
-        ({"lease_until": NOW - GRACE + 1}, {}, Wait),
-        ({"lease_until": NOW - GRACE}, {}, Run),
-        ({"lease_until": NOW - GRACE}, {"on_takeover": "refuse"}, GiveUp),
-        ({"lease_until": 0, "takeovers": 2}, {"max_takeovers": 3}, Run),
-        ({"lease_until": 0, "takeovers": 3}, {"max_takeovers": 3}, GiveUp),
-        ({"lease_until": 0, "takeovers": 300}, {"max_takeovers": None}, Run),
+        ({"status": Status.COMPLETED}, {}, op.Replay),
+        ({"status": Status.FAILED}, {}, op.ReplayFailure),
+        ({"status": Status.UNKNOWN}, {}, op.Unknown),
+        ({"status": Status.RELEASED, "lease_until": 2 * NOW}, {}, op.Run),
+        ({"status": Status.RELEASED, "lease_until": 2 * NOW}, {"on_takeover": "refuse"}, op.Run),
+        ({"status": Status.COMPLETED, "expires_at": NOW // 1000}, {}, op.Run),
+        ({"status": Status.COMPLETED, "expires_at": NOW // 1000 + 1}, {}, op.Replay),
+        ({"status": Status.FAILED, "expires_at": NOW // 1000}, {}, op.Run),
+        ({"lease_until": NOW - GRACE + 1}, {}, op.Wait),
+        ({"lease_until": NOW - GRACE}, {}, op.Run),
+        ({"lease_until": NOW - GRACE}, {"on_takeover": "refuse"}, op.GiveUp),
+        ({"lease_until": 0, "takeovers": 2}, {"max_takeovers": 3}, op.Run),
+        ({"lease_until": 0, "takeovers": 3}, {"max_takeovers": 3}, op.GiveUp),
+        ({"lease_until": 0, "takeovers": 300}, {"max_takeovers": None}, op.Run),
         # Arguments bind from the first step or outcome on, and while a body may run.
-        ({"status": Status.COMPLETED, "fingerprint": ANOTHER}, {}, Mismatch),
-        ({"status": Status.FAILED, "fingerprint": ANOTHER}, {}, Mismatch),
-        ({"status": Status.UNKNOWN, "fingerprint": ANOTHER}, {}, Mismatch),
-        ({"lease_until": 0, "fingerprint": ANOTHER}, {}, Mismatch),
-        ({"status": Status.RELEASED, "fingerprint": ANOTHER, "steps": STEPS}, {}, Mismatch),
-        ({"status": Status.RELEASED, "fingerprint": ANOTHER}, {}, Run),
-        ({"status": Status.COMPLETED, "fingerprint": ANOTHER, "expires_at": NOW // 1000}, {}, Run),
+        ({"status": Status.COMPLETED, "fingerprint": ANOTHER}, {}, op.Mismatch),
+        ({"status": Status.FAILED, "fingerprint": ANOTHER}, {}, op.Mismatch),
+        ({"status": Status.UNKNOWN, "fingerprint": ANOTHER}, {}, op.Mismatch),
+        ({"lease_until": 0, "fingerprint": ANOTHER}, {}, op.Mismatch),
+        ({"status": Status.RELEASED, "fingerprint": ANOTHER, "steps": STEPS}, {}, op.Mismatch),
+        ({"status": Status.RELEASED, "fingerprint": ANOTHER}, {}, op.Run),
+        ({"status": Status.COMPLETED, "fingerprint": ANOTHER, "expires_at": NOW // 1000}, {}, op.Run),
         # Where one side declares no arguments there is nothing to compare.
-        ({"status": Status.COMPLETED, "fingerprint": None}, {}, Replay),
-        ({"status": Status.COMPLETED}, {"fingerprint": None}, Replay),
+        ({"status": Status.COMPLETED, "fingerprint": None}, {}, op.Replay),
+        ({"status": Status.COMPLETED}, {"fingerprint": None}, op.Replay),
     ],
 )
 def test_decision(changes: dict[str, Any], policy: dict[str, Any], decision: type) -> None:
@@ -132,7 +105,7 @@ def test_decision(changes: dict[str, Any], policy: dict[str, Any], decision: typ
     seen = _record(**changes)
     decided = _decide(seen, **policy)
     assert type(decided) is decision
-    if isinstance(decided, Run | GiveUp):
+    if isinstance(decided, op.Run | op.GiveUp):
         assert decided.expected == seen.revision
     else:
         assert decided.record is seen
@@ -153,7 +126,7 @@ def test_claim_of_what_was_recorded(changes: dict[str, Any], fingerprint: str, c
     """The token grows, even if the clock goes back; a new operation goes on with nothing else."""
     seen = _record(**{"attempts": 4, "steps": STEPS, "label": "old", "fencing_token": token, **changes})
     decided = _decide(seen, fingerprint=fingerprint)
-    assert isinstance(decided, Run)
+    assert isinstance(decided, op.Run)
     new = decided.record
     assert (new.attempts, new.takeovers, new.steps, new.label, new.created_at == seen.created_at) == claimed
     assert (new.owner, new.fingerprint, new.fencing_token) == ("me", fingerprint, max(NOW, token + 1))
@@ -163,7 +136,7 @@ def test_conflict_tells_how_long_to_wait_and_how_long_the_body_has_run() -> None
     """For no time, where the store's clock went back since the claim."""
     for token, ran in ((NOW - 7, 7), (NOW + 5, 0)):
         seen = _record(lease_until=NOW + 1, fencing_token=token)
-        assert _decide(seen) == Wait(seen, GRACE + 1, ran)
+        assert _decide(seen) == op.Wait(seen, GRACE + 1, ran)
 
 
 @pytest.mark.parametrize(("takeovers", "named"), [(0, "attempt 7 on w ended"), (2, "3 attempts .* number 7, on w")])
@@ -171,15 +144,15 @@ def test_given_up_operation_says_which_attempts_never_ended(takeovers: int, name
     """It keeps its owner and never expires."""
     seen = _record(lease_until=0, takeovers=takeovers, attempts=7, worker="w")
     decided = _decide(seen, on_takeover="refuse")
-    assert isinstance(decided, GiveUp)
-    assert decided.record == given_up(seen, NOW, "new", str(decided.record.error))
+    assert isinstance(decided, op.GiveUp)
+    assert decided.record == op.given_up(seen, NOW, "new", str(decided.record.error))
     assert re.match(named, str(decided.record.error))
 
 
 def test_abandoned_claim_is_taken_over_without_grace() -> None:
     """Nobody waits for a process that is certainly gone; it counts as a takeover all the same."""
-    decided = _decide(abandoned(_record(lease_until=NOW + LEASE), NOW, "ended"))
-    assert isinstance(decided, Run)
+    decided = _decide(op.abandoned(_record(lease_until=NOW + LEASE), NOW, "ended"))
+    assert isinstance(decided, op.Run)
     assert (decided.expected, decided.record.takeovers) == ("ended", 1)
 
 
@@ -189,17 +162,17 @@ SEEN, R = _record(steps=STEPS), "r"
 @pytest.mark.parametrize(
     ("new", "changes"),
     [
-        (renewed(SEEN, NOW, LEASE, R), {"lease_until": NOW + LEASE}),
+        (op.renewed(SEEN, NOW, LEASE, R), {"lease_until": NOW + LEASE}),
         (
-            checkpointed(SEEN, NOW, LEASE, R, step="b", state={}),
+            op.checkpointed(SEEN, NOW, LEASE, R, step="b", state={}),
             {"lease_until": NOW + LEASE, "steps": {**STEPS, "b": {}}},
         ),
-        (checkpointed(SEEN, NOW, LEASE, R, step="charge", state=None), {"lease_until": NOW + LEASE, "steps": {}}),
-        (abandoned(SEEN, NOW, R), {"lease_until": 0}),
-        (released(SEEN, NOW, R), {"lease_until": NOW, "status": Status.RELEASED}),
-        (given_up(SEEN, NOW, R, "why"), {"status": Status.UNKNOWN, "error": "why"}),
+        (op.checkpointed(SEEN, NOW, LEASE, R, step="charge", state=None), {"lease_until": NOW + LEASE, "steps": {}}),
+        (op.abandoned(SEEN, NOW, R), {"lease_until": 0}),
+        (op.released(SEEN, NOW, R), {"lease_until": NOW, "status": Status.RELEASED}),
+        (op.given_up(SEEN, NOW, R, "why"), {"status": Status.UNKNOWN, "error": "why"}),
         (
-            ended(SEEN, Status.COMPLETED, NOW, 1_001, R, Encoded(b"1", "p")),
+            op.ended(SEEN, Status.COMPLETED, NOW, 1_001, R, Encoded(b"1", "p")),
             {
                 "status": Status.COMPLETED,
                 "result": b"1",
@@ -209,11 +182,11 @@ SEEN, R = _record(steps=STEPS), "r"
             },
         ),
         (
-            ended(SEEN, Status.FAILED, NOW, 1_000, R, None, "boom"),
+            op.ended(SEEN, Status.FAILED, NOW, 1_000, R, None, "boom"),
             {"status": Status.FAILED, "error": "boom", "expires_at": NOW // 1000 + 1, "steps": {}},
         ),
         (  # what is retained for no time has stopped to count, whatever another machine's clock says
-            ended(SEEN, Status.COMPLETED, NOW, 0, R),
+            op.ended(SEEN, Status.COMPLETED, NOW, 0, R),
             {"status": Status.COMPLETED, "expires_at": NOW // 1000 - 60, "steps": {}},
         ),
     ],
@@ -226,51 +199,51 @@ def test_transition(new: Record, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("now", "is_over"), [(4_999, False), (5_000, True)])
 def test_outcome_counts_until_its_very_last_millisecond(now: int, is_over: bool) -> None:
     """Physically present or not."""
-    assert is_forgotten(_record(status=Status.COMPLETED, expires_at=5), now) is is_over
+    assert op.is_forgotten(_record(status=Status.COMPLETED, expires_at=5), now) is is_over
 
 
 MINE, THEIRS = _record(owner="me", revision="r1"), _record(owner="other")
 
 
 def _done(record: Record, status: Status = Status.COMPLETED, revision: str = "r2") -> Record:
-    return ended(record, status, NOW, 1_000, revision, Encoded("1", "j"))
+    return op.ended(record, status, NOW, 1_000, revision, Encoded("1", "j"))
 
 
-_UNKNOWN = given_up(MINE, NOW, "r4", "refused")
+_UNKNOWN = op.given_up(MINE, NOW, "r4", "refused")
 _OF_OTHERS = THEIRS.but(fingerprint=ANOTHER)
 
 
 @pytest.mark.parametrize(
     ("write", "stored", "settlement"),
     [
-        (_done(MINE), _done(MINE), Written()),
-        (_done(MINE), None, Vanished()),
-        (_done(MINE), renewed(MINE, NOW, LEASE, "r3"), Rebase(renewed(MINE, NOW, LEASE, "r3"))),
-        (_done(MINE), _done(MINE, revision="r9"), Superseded(_done(MINE, revision="r9"))),
-        (_done(MINE), THEIRS, Lost()),
-        (_done(MINE), released(THEIRS, NOW, "r5"), Lost()),
-        (_done(MINE), released(MINE, NOW, "r5"), Lost()),
-        (_done(MINE), _done(THEIRS, Status.FAILED), Written()),
-        (_done(MINE), _done(THEIRS, Status.FAILED, "r6"), Lost()),
-        (_done(MINE), _done(THEIRS, revision="r7"), Superseded(_done(THEIRS, revision="r7"))),
+        (_done(MINE), _done(MINE), op.Written()),
+        (_done(MINE), None, op.Vanished()),
+        (_done(MINE), op.renewed(MINE, NOW, LEASE, "r3"), op.Rebase(op.renewed(MINE, NOW, LEASE, "r3"))),
+        (_done(MINE), _done(MINE, revision="r9"), op.Superseded(_done(MINE, revision="r9"))),
+        (_done(MINE), THEIRS, op.Lost()),
+        (_done(MINE), op.released(THEIRS, NOW, "r5"), op.Lost()),
+        (_done(MINE), op.released(MINE, NOW, "r5"), op.Lost()),
+        (_done(MINE), _done(THEIRS, Status.FAILED), op.Written()),
+        (_done(MINE), _done(THEIRS, Status.FAILED, "r6"), op.Lost()),
+        (_done(MINE), _done(THEIRS, revision="r7"), op.Superseded(_done(THEIRS, revision="r7"))),
         # The key may have come to a call with other arguments since; who cannot tell asks again, as a delivery.
-        (_done(MINE), _done(_OF_OTHERS, revision="r7"), Lost()),
-        (_done(MINE.but(fingerprint=None)), _done(THEIRS, revision="r7"), Lost()),
-        (_done(MINE), _done(THEIRS.but(fingerprint=None), revision="r7"), Lost()),
-        # What was forgotten on purpose is no result for an attempt that comes late, though its mark is COMPLETED.
-        (_done(MINE), forgotten(_done(THEIRS), NOW, "r8"), Lost()),
-        (_done(MINE.but(fingerprint=None)), forgotten(_done(THEIRS), NOW, "r8"), Lost()),
+        (_done(MINE), _done(_OF_OTHERS, revision="r7"), op.Lost()),
+        (_done(MINE.but(fingerprint=None)), _done(THEIRS, revision="r7"), op.Lost()),
+        (_done(MINE), _done(THEIRS.but(fingerprint=None), revision="r7"), op.Lost()),
+        # What was op.forgotten on purpose is no result for an attempt that comes late, though its mark is COMPLETED.
+        (_done(MINE), op.forgotten(_done(THEIRS), NOW, "r8"), op.Lost()),
+        (_done(MINE.but(fingerprint=None)), op.forgotten(_done(THEIRS), NOW, "r8"), op.Lost()),
         # Nobody can have run since it became UNKNOWN: its owner's outcome is what a person would look for.
-        (_done(MINE), _UNKNOWN, Rebase(_UNKNOWN)),
-        (_done(MINE, Status.FAILED), _UNKNOWN, Rebase(_UNKNOWN)),
-        (_done(THEIRS), _UNKNOWN, Lost()),
-        (renewed(MINE, NOW, LEASE, "r3"), _UNKNOWN, Lost()),
-        (released(MINE, NOW, "r5"), _UNKNOWN, Lost()),
+        (_done(MINE), _UNKNOWN, op.Rebase(_UNKNOWN)),
+        (_done(MINE, Status.FAILED), _UNKNOWN, op.Rebase(_UNKNOWN)),
+        (_done(THEIRS), _UNKNOWN, op.Lost()),
+        (op.renewed(MINE, NOW, LEASE, "r3"), _UNKNOWN, op.Lost()),
+        (op.released(MINE, NOW, "r5"), _UNKNOWN, op.Lost()),
     ],
 )
 def test_settlement(write: Record, stored: Record | None, settlement: object) -> None:
-    """A write that did not win is still ours, ours on another base, forgotten, somebody's completion, or lost."""
-    assert settle(write, stored) == settlement
+    """A write that did not win is still ours, ours on another base, op.forgotten, somebody's completion, or lost."""
+    assert op.settle(write, stored) == settlement
 
 
 class _Remembered(ExceptionGroup[Exception]):
@@ -284,34 +257,36 @@ def _group(*errors: BaseException) -> BaseException:
 @pytest.mark.parametrize(
     ("error", "rerun", "refuse"),
     [
-        (KeyboardInterrupt(), Ending.RELEASE, Ending.GIVE_UP),
-        (SystemExit(1), Ending.RELEASE, Ending.GIVE_UP),
-        (ValueError(), Ending.RELEASE, Ending.FAIL),
-        (LookupError(), Ending.FAIL, Ending.FAIL),
-        (KeyError(), Ending.FAIL, Ending.FAIL),
-        (InterruptedError(), Ending.RELEASE, Ending.RELEASE),
-        (TimeoutError(), Ending.RELEASE, Ending.GIVE_UP),
-        (UnicodeError(), Ending.RELEASE, Ending.GIVE_UP),
+        (KeyboardInterrupt(), op.Ending.RELEASE, op.Ending.GIVE_UP),
+        (SystemExit(1), op.Ending.RELEASE, op.Ending.GIVE_UP),
+        (ValueError(), op.Ending.RELEASE, op.Ending.FAIL),
+        (LookupError(), op.Ending.FAIL, op.Ending.FAIL),
+        (KeyError(), op.Ending.FAIL, op.Ending.FAIL),
+        (InterruptedError(), op.Ending.RELEASE, op.Ending.RELEASE),
+        (TimeoutError(), op.Ending.RELEASE, op.Ending.GIVE_UP),
+        (UnicodeError(), op.Ending.RELEASE, op.Ending.GIVE_UP),
         # Of a group what an author states must hold for all members; for doubt one is enough.
-        (_group(InterruptedError()), Ending.RELEASE, Ending.RELEASE),
-        (_group(InterruptedError(), _group(InterruptedError())), Ending.RELEASE, Ending.RELEASE),
-        (_group(InterruptedError(), ValueError()), Ending.RELEASE, Ending.FAIL),
-        (_group(LookupError(), _group(KeyError())), Ending.FAIL, Ending.FAIL),
-        (_group(LookupError(), ValueError()), Ending.RELEASE, Ending.FAIL),
-        (_group(LookupError(), InterruptedError()), Ending.RELEASE, Ending.FAIL),
-        (_group(LookupError(), _group(TimeoutError())), Ending.RELEASE, Ending.GIVE_UP),
-        (_group(InterruptedError(), UnicodeError()), Ending.RELEASE, Ending.GIVE_UP),
-        (_group(ValueError(), SystemExit()), Ending.RELEASE, Ending.GIVE_UP),
-        (_Remembered("", [ValueError()]), Ending.FAIL, Ending.FAIL),
-        (_Remembered("", [TimeoutError()]), Ending.RELEASE, Ending.GIVE_UP),
+        (_group(InterruptedError()), op.Ending.RELEASE, op.Ending.RELEASE),
+        (_group(InterruptedError(), _group(InterruptedError())), op.Ending.RELEASE, op.Ending.RELEASE),
+        (_group(InterruptedError(), ValueError()), op.Ending.RELEASE, op.Ending.FAIL),
+        (_group(LookupError(), _group(KeyError())), op.Ending.FAIL, op.Ending.FAIL),
+        (_group(LookupError(), ValueError()), op.Ending.RELEASE, op.Ending.FAIL),
+        (_group(LookupError(), InterruptedError()), op.Ending.RELEASE, op.Ending.FAIL),
+        (_group(LookupError(), _group(TimeoutError())), op.Ending.RELEASE, op.Ending.GIVE_UP),
+        (_group(InterruptedError(), UnicodeError()), op.Ending.RELEASE, op.Ending.GIVE_UP),
+        (_group(ValueError(), SystemExit()), op.Ending.RELEASE, op.Ending.GIVE_UP),
+        (_Remembered("", [ValueError()]), op.Ending.FAIL, op.Ending.FAIL),
+        (_Remembered("", [TimeoutError()]), op.Ending.RELEASE, op.Ending.GIVE_UP),
     ],
 )
 @pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
-def test_ending_of_a_body_that_raised(error: BaseException, rerun: Ending, refuse: Ending, on_takeover: Any) -> None:
-    """Under refuse nothing that may have begun is released; under rerun only declared outcomes are kept."""
+def test_ending_of_a_body_that_raised(
+    error: BaseException, rerun: op.Ending, refuse: op.Ending, on_takeover: Any
+) -> None:
+    """Under refuse nothing that may have begun is op.released; under rerun only declared outcomes are kept."""
     remember, no_outcome = (LookupError, UnicodeError, _Remembered), (TimeoutError, UnicodeError)
     policy = {"on_takeover": on_takeover, "remember": remember, "no_outcome": no_outcome}
-    found = ending(error, nothing_begun=(InterruptedError,), **policy)
+    found = op.ending(error, nothing_begun=(InterruptedError,), **policy)
     assert found is (rerun if on_takeover == "rerun" else refuse)
 
 

@@ -85,7 +85,6 @@ def test_a_summary_counts_by_status_and_task(store: MemoryStore) -> None:
     _stored(store, task="a", status=Status.UNKNOWN, updated_at=5)
     _stored(store, task="b", status=Status.COMPLETED, updated_at=9, expires_at=store.now() // 1000 + 1)
     _stored(store, task="b", status=Status.COMPLETED, updated_at=3, expires_at=1)
-
     counted = summary(store)
     assert counted.by_status == {"UNKNOWN": 2, "COMPLETED": 1, FORGOTTEN: 1}
     assert counted.by_task == {"a": {"UNKNOWN": 2}, "b": {"COMPLETED": 1, FORGOTTEN: 1}}

@@ -151,7 +151,6 @@ def test_effect_and_result_are_committed_together_or_not_at_all(
     """Nothing is written outside the transaction but the claim; what was undone for certain is done by the next."""
     bank.fates.append(fate)
     scene.plan("renewal", *["request lost"] * lost)
-
     assert scene.answer(lambda: scene.perform(body)) == answer
     assert (scene.told, bank.open, bank.ledger) == (told, set(), ["booked"] if answer == BOOKED else [])
     assert (scene.status is Status.COMPLETED) is (answer == BOOKED)
