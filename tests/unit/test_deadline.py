@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import DeadlineExceeded, LeaseLost, OutcomeUnknown, Policy, PolicyError
+from celery_idempotent import DeadlineExceeded, LeaseLost, OutcomeUnknown
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.engine.delivery import Conflict, Outcome
@@ -34,15 +34,6 @@ def _late(scene: Scene, handle: ProtectedAttempt | Claim) -> None:
     """Let the deadline pass, and ask."""
     scene.clock.advance(120_000)
     handle.ensure_owned()
-
-
-@pytest.mark.parametrize("deadline", [0, -1, 59.9, True, "60", float("inf"), float("nan")])
-def test_a_deadline_is_a_duration_from_the_lease(deadline: Any) -> None:
-    """Before the lease is over nobody can take over, whatever is said."""
-    with pytest.raises(PolicyError) as raised:
-        Policy(deadline=deadline)
-    assert raised.value.option == "deadline"
-    assert Policy(deadline=60).deadline_ms == Policy().lease_ms
 
 
 class TestBody:
