@@ -2,7 +2,6 @@
 # mypy: allow-untyped-decorators
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
@@ -20,6 +19,7 @@ from kombu.utils import json as kombus_json
 
 from celery_idempotent.errors import ReplayedFailure
 from celery_idempotent.protocol.codec import Codec, Encoded, describe
+from tests.support.scene import raising
 
 JSON = Codec("json", frozenset({"application/json"}))
 PICKLE = Codec("pickle", frozenset({"application/x-python-serialize"}))
@@ -82,25 +82,18 @@ def test_text_that_is_no_utf8_is_an_error() -> None:
         serialization.unregister("any text")
 
 
-def _endless() -> list[object]:
-    found: list[object] = []
-    found.append(found)
-    return found
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
+DEEP: list[object] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
 
 
-def _deep() -> list[object]:
-    found: list[object] = []
-    for _ in range(100_000):
-        found = [found]
-    return found
-
-
-@pytest.mark.parametrize("make", [object, _endless, _deep])
-def test_unencodable_value_is_an_error(make: Callable[[], object]) -> None:
+@pytest.mark.parametrize("value", [object(), ENDLESS, DEEP], ids=type)
+def test_unencodable_value_is_an_error(value: object) -> None:
     """The caller decides what an unencodable result means; as the effect has happened, to keep it raises nothing."""
     with pytest.raises(EncodeError):
-        JSON.encode(make())
-    value = make()
+        JSON.encode(value)
     kept = JSON.keep(value)
     assert (kept.encoded, kept.value is value) == (None, True)
     assert str(kept.lost).startswith("not encodable: ")
@@ -257,25 +250,18 @@ def test_only_what_is_remembered_and_steers_nobody_is_built(
     assert type(twin) is (kind if is_built else ReplayedFailure)
 
 
+_RUN = raising(AssertionError("code of a module, a class or a descriptor was run"))
+Module = type("Module", (ModuleType,), {"__getattribute__": _RUN})
+
+
 class Metaclass(type):
-    def __getattr__(cls, name: str) -> Any:
-        raise AssertionError("code of a class was run")
-
-
-class Descriptor:
-    def __get__(self, *_: object) -> Any:
-        raise AssertionError("code of a descriptor was run")
+    __getattr__ = _RUN
 
 
 class Outer(metaclass=Metaclass):
     Inner = type("Inner", (Exception,), {})
-    descriptor = Descriptor()
+    descriptor = type("Descriptor", (), {"__get__": _RUN})()
     instance = SimpleNamespace(Inner=ValueError)
-
-
-class Module(ModuleType):
-    def __getattribute__(self, name: str) -> Any:
-        raise AssertionError("code of a module was run")
 
 
 @pytest.mark.parametrize(
@@ -324,11 +310,6 @@ def test_damaged_failure_is_a_failure_all_the_same(damaged: object) -> None:
         assert isinstance(JSON.decode_failure(encoded, "k", remembered=(Exception,)), ReplayedFailure)
 
 
-class Secretive:
-    def __repr__(self) -> str:
-        return "4111 1111 1111 1111"
-
-
 def test_redacted_failure_is_its_type_alone() -> None:
     """Neither the text of an exception nor its arguments are kept, of those that cannot be encoded no more."""
     redacting, error = replace(JSON, private=True), ValueError("card 4111 1111 1111 1111")
@@ -336,4 +317,4 @@ def test_redacted_failure_is_its_type_alone() -> None:
     assert "4111" not in f"{redacting.encode_failure(error)} {redacting.summary(error)} {redacting.told(error)}"
     assert isinstance(twin, ReplayedFailure)
     assert (twin.type_name, twin.message) == ("builtins.ValueError", "")
-    assert redacting.keep({Secretive()}).lost == "not encodable: EncodeError"
+    assert redacting.keep({"4111 1111 1111 1111"}).lost == "not encodable: EncodeError"
