@@ -93,26 +93,6 @@ def test_a_task_uses_one_connection(store: DjangoStore) -> None:
     assert opened == [store.alias]
 
 
-@on_servers
-def test_heartbeat_leaves_no_connection(store: DjangoStore, server: Server) -> None:
-    """Nobody ends a request in its threads: each holds a connection only while it renews."""
-
-    def body() -> int:
-        revisions: set[str] = set()
-
-        def renewed_twice() -> bool:
-            revisions.update(each.revision for each in store.scan(task=task.name))
-            return len(revisions) == 3
-
-        wait_until(renewed_twice, "the lease is renewed twice", timeout=30)
-        wait_until(lambda: server.sessions() == {own_session(store.alias)}, "only the body is connected", timeout=10)
-        return len(revisions)
-
-    task = _task(store, body, lease=0.6)
-
-    assert deliver(task).value == 3
-
-
 # -- forks
 
 
