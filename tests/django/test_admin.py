@@ -6,6 +6,7 @@ from dataclasses import replace
 from html import unescape
 from importlib import reload
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -543,12 +544,8 @@ def test_failure_of_the_store_is_told(
 ) -> None:
     """The person learns what is certain, and the log does not claim a verdict."""
     record = _written(store, Status.UNKNOWN)
-
-    def fail(*args: Any) -> None:
-        raise error
-
     with monkeypatch.context() as patch:
-        patch.setattr(DjangoStore, "swap", fail)
+        patch.setattr(DjangoStore, "swap", Mock(side_effect=error))
         response = _judge(operator, "resolve", record)
 
     assert told in _messages(response)

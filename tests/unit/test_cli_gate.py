@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
@@ -119,11 +120,7 @@ def test_broker_is_shown_without_its_password(
     app.conf.broker_url = url
     monkeypatch.setattr("kombu.Connection.connect", lambda self: None)
     assert told(app, "check")["broker"] == shown
-
-    def fail(connection: Any) -> None:
-        raise OperationalError("refused\n\x1b[31m")
-
-    monkeypatch.setattr("kombu.Connection.connect", fail)
+    monkeypatch.setattr("kombu.Connection.connect", Mock(side_effect=OperationalError("refused\n\x1b[31m")))
     reason = f"the broker {shown} cannot be used: OperationalError: refused\\n\\x1b[31m"
     assert _problems(app, "error") == [reason]
     assert f"Error: {reason}\n" in run(app, "check").stderr
@@ -141,8 +138,7 @@ def test_broker_that_does_not_answer_is_waited_for_no_longer_than_told(
     assert failed.stderr == "Error: the broker memory://localhost// cannot be used: no answer within 0.01 s\n"
 
 
-def _refused() -> None:
-    raise PolicyError("idempotent", "7", "must be a Policy")
+REFUSED_TASK = Mock(side_effect=PolicyError("idempotent", "7", "must be a Policy"))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +149,7 @@ def _refused() -> None:
         (lambda app: app.conf.update(idempotency_policy="refuse"), "must be a Policy"),
         (lambda app: app.conf.update(idempotency_policy=Policy(key="no_such")), "no_such"),
         (lambda app: app.conf.update(idempotency_large_results=large_results(*[REFUSED] * 9)), "AccessDenied"),
-        (lambda app: setattr(app.loader, "import_default_modules", _refused), "idempotent=7: must be a Policy"),
+        (lambda app: setattr(app.loader, "import_default_modules", REFUSED_TASK), "idempotent=7: must be a Policy"),
     ],
     ids=["store", "no store", "policy", "key", "place for results", "import"],
 )

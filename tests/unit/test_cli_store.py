@@ -7,6 +7,7 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
@@ -116,12 +117,7 @@ def test_watch_draws_on_a_terminal_and_outlasts_an_outage(
 ) -> None:
     """The last counts stay, with what went wrong; the next look may fare better."""
     keep(app, status=Status.UNKNOWN)
-    scan = store.scan
-
-    def fail(**asked: Any) -> Any:
-        raise StoreUnavailable("s", "scan", "timed out")
-
-    scans = iter([fail, scan])
+    scans = iter([Mock(side_effect=StoreUnavailable("s", "scan", "timed out")), store.scan])
 
     def pause(seconds: float) -> None:
         try:

@@ -4,7 +4,8 @@
 import getpass
 import socket
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
@@ -265,11 +266,7 @@ def test_who_judges_is_the_user_of_the_process_unless_said(app: Celery, monkeypa
     """With its machine; of a user id without a name, the machine alone."""
     record = _kept(app, Status.UNKNOWN)
     assert resolve(record.key, rerun=True, app=app).verdict["by"] == f"{getpass.getuser()}@{socket.gethostname()}"
-
-    def nameless() -> NoReturn:
-        raise KeyError("getpwuid(): uid not found: 10001")
-
-    monkeypatch.setattr(getpass, "getuser", nameless)
+    monkeypatch.setattr(getpass, "getuser", Mock(side_effect=KeyError("getpwuid(): uid not found: 10001")))
     assert this_user() == socket.gethostname()
 
 

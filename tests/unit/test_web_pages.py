@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import pytest
@@ -229,11 +230,7 @@ def test_store_that_was_never_there_is_told(
     app: Celery, store: Watched, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], status: int
 ) -> None:
     """It has not told its time either; and a stranger's request does not ask for it."""
-
-    def fail() -> int:
-        raise StoreUnavailable("memory://", "now", "down")
-
-    monkeypatch.setattr(store, "now", fail)
+    monkeypatch.setattr(store, "now", Mock(side_effect=StoreUnavailable("memory://", "now", "down")))
     assert TestClient(a_page(app), headers=headers).get("/records").status_code == status
 
 
