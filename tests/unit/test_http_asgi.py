@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from celery_idempotent import IdempotencyWarning, Policy, PolicyError, Status, current_attempt
@@ -156,21 +156,6 @@ def test_client_that_leaves_within_his_request_asked_for_nothing(store: MemorySt
     parts: list[Message] = [{"type": "http.request", "body": b"ab", "more_body": True}]
     assert asyncio.run(exchange(starlette(created, store).app, scope("POST", "/orders/1", [KEY]), parts)) == []
     assert not list(store.scan())
-
-
-def test_client_that_leaves_later_does_not_stop_the_application(store: MemoryStore) -> None:
-    """Its stream is read to the end, and recorded for his repetition."""
-
-    async def stream(request: Request) -> Response:
-        async def parts() -> Any:
-            for each in (b"a", b"b"):
-                await asyncio.sleep(0)
-                yield each
-
-        return StreamingResponse(parts())
-
-    client = starlette(stream, store)
-    assert [str(client.request(path="/orders/1")) for _ in range(2)] == ["200 ab", "200 ab replayed"]
 
 
 @pytest.mark.parametrize(("divisor", "status"), [(1, Status.COMPLETED), (0, Status.RELEASED)])
