@@ -304,6 +304,7 @@ def test_a_body_that_is_too_long_again_and_again_ends_unknown(
     assert record_of(store, _key(begun[0])).status is Status.UNKNOWN
 
 
+@on_redis
 def test_a_body_that_is_stopped_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
     """For its length, or by revoke(terminate=True): the next delivery of the key runs at once."""
     limited = charge_with_a_long_lease.apply_async(("o", "go"), time_limit=3)
