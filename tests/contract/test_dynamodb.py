@@ -29,13 +29,7 @@ from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.items import typed
 from celery_idempotent.stores.dynamodb.provisioning import ATTENTION
 from celery_idempotent.stores.wrappers import innermost
-from celery_idempotent.testing import (
-    CommittingContract,
-    FaultyStore,
-    OutageContract,
-    StoreContract,
-    VerifiableContract,
-)
+from celery_idempotent.testing import CommittingContract, FaultyStore, OutageContract, StoreContract, VerifiableContract
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record
 from tests.support.dynamodb import LOGIN, count_requests, new_url, provisioned
 from tests.support.objects import sealed

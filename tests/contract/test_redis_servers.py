@@ -1,16 +1,21 @@
 """Redis behind TLS and sockets, with replicas, under fail-over, and in a cluster whose slots move."""
 
 import re
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import redis
 from redis.cluster import RedisCluster
 
+from celery_idempotent.engine.claim import Claim, claim
+from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.protocol.operation import Run
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival
@@ -29,7 +34,9 @@ from tests.support.redis_servers import (
     replica_of,
     replicas_in_cluster,
     replicas_online,
+    settings,
 )
+from tests.support.scene import an_operation
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
@@ -92,10 +99,7 @@ def test_plain_text_towards_tls_and_the_reverse_are_outages(tls: TcpProxy, redis
 def test_unix_socket_works(tmp_path: Path) -> None:
     """In both spellings, with a database and a password."""
     path = tmp_path / "redis.sock"
-    with (
-        EmbeddedRedis(options=(*DURABLE, "--unixsocket", str(path))) as server,
-        administrator(server) as client,
-    ):
+    with EmbeddedRedis(options=(*DURABLE, "--unixsocket", str(path))) as server, administrator(server) as client:
         works(f"redis+socket://{path}?virtual_host=3")
         works(f"unix://{path}?db=3")
         assert set(client.info("keyspace")) == {"db3"}
@@ -375,3 +379,45 @@ def _reads(store: RedisStore, record: Record) -> bool:
         return store.get(record.key) == record
     except StoreUnavailable:
         return False
+
+
+LEASE = 4_000
+
+
+def _begun(store: RedisStore, beats: Heartbeat) -> Claim:
+    claimed_at = time.monotonic()
+    decision = claim(store, an_operation(uuid4().hex, lease=LEASE / 1000))
+    assert isinstance(decision, Run)
+    attempt = Claim(store, decision.record, lease=LEASE, retain=60_000, claimed_at=claimed_at)
+    beats.start(attempt)
+    return attempt
+
+
+@pytest.mark.nightly
+def test_a_frozen_node_costs_no_other_nodes_keys_their_leases(redis_cluster: EmbeddedRedisCluster) -> None:
+    """24 bodies on three nodes, one of which is frozen for a lease."""
+    beats, lapsed = Heartbeat(), set[str]()
+    with ExitStack() as stack:
+        store = stack.enter_context(opened(f"redis+cluster://{redis_cluster.address}"))
+        for node in redis_cluster.nodes:
+            # The other nodes go on serving their own slots.
+            stack.enter_context(settings(node, cluster_node_timeout=600_000, cluster_require_full_coverage="no"))
+        attempts = [_begun(store, beats) for _ in range(24)]
+        frozen_port = redis_cluster.nodes[0].port
+        cluster = _cluster_of(store)
+        ports = {each.key: cluster.get_node_from_key(f"celery-idempotent:{each.key}").port for each in attempts}
+        healthy = [key for key, port in ports.items() if port != frozen_port]
+        assert 0 < len(healthy) < len(attempts)
+        since = store.now()
+
+        def are_held_for_another_lease() -> bool:
+            records = [record for key in healthy if (record := store.get(key))]
+            lapsed.update(record.key for record in records if record.lease_until < store.now())
+            return min(record.lease_until for record in records) > since + 2 * LEASE
+
+        with paused(redis_cluster.nodes[0]):
+            wait_until(are_held_for_another_lease, "the keys of the other nodes are renewed")
+        for attempt in attempts:
+            beats.stop(attempt)
+            attempt.release()  # waits for a renewal that is under way
+    assert not lapsed

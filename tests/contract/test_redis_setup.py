@@ -3,7 +3,6 @@
 import logging
 import re
 import ssl
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,9 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import MaxConnectionsError, OutOfMemoryError, ResponseError
-from redis.retry import Retry
 
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record
@@ -26,7 +23,6 @@ from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from lab.embedded.redis import DURABLE
 from tests.support.redis_servers import HOST, a_user, administrator, opened, paused, replica_of, settings
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +133,7 @@ def test_check_tells_what_a_person_must_change_from_what_may_pass(
         (ResponseError("unknown command `EVALSHA`, with args beginning with: `e96`"), "Redis 6.2 or later"),
         (OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "maxmemory"),
         (ssl.SSLCertVerificationError("certificate verify failed"), "ssl_ca_certs"),
-        (MaxConnectionsError("Too many connections"), None),
+        *((MaxConnectionsError("Too many connections"), None), (redis.BusyLoadingError("it is loading"), None)),
     ],
 )
 def test_errors_of_older_servers_are_understood(error: Exception, word: str | None) -> None:
@@ -180,43 +176,6 @@ def test_server_without_scripts_is_told_without_quoting_the_request() -> None:
         with pytest.raises(StoreMisconfigured, match="Redis 6.2 or later") as raised:
             store.swap(a_record(), None)
         assert "celery-idempotent:" not in str(raised.value)
-
-
-def test_loading_server_is_an_outage() -> None:
-    """A server that still reads its data will be there soon."""
-    slowly = ("--key-load-delay", "30000", "--loading-process-events-interval-bytes", "1024")
-    with EmbeddedRedis(options=(*DURABLE, *slowly)) as server, opened(server.url) as store:
-        for _ in range(100):
-            store.swap(a_record(), None)
-        with administrator(server) as client:
-            client.bgrewriteaof()  # what is loaded with the delay
-            wait_until(lambda: _is_rewritten(client), "the append-only file was not rewritten")
-        restart = threading.Thread(target=server.restart)
-        restart.start()
-        with redis.Redis(port=server.port, retry=Retry(NoBackoff(), 0)) as client:
-            wait_until(lambda: _is_loading(client), "the server was ready at once")
-
-        with pytest.raises(StoreUnavailable, match="loading") as raised:
-            store.verify()
-
-        assert type(raised.value) is StoreUnavailable
-        restart.join()
-        store.verify()
-
-
-def _is_rewritten(client: Any) -> bool:
-    info = client.info("persistence")
-    return bool(info["aof_rewrites"] == 1 and not info["aof_rewrite_in_progress"])
-
-
-def _is_loading(client: redis.Redis) -> bool:
-    try:
-        client.ping()
-    except redis.BusyLoadingError:
-        return True
-    except redis.ConnectionError:
-        pass
-    return False
 
 
 def test_full_memory_refuses_claims_and_takes_outcomes(server: EmbeddedRedis) -> None:
@@ -340,8 +299,7 @@ def test_every_primary_of_a_cluster_is_checked(redis_cluster: EmbeddedRedisClust
 
 
 @pytest.mark.parametrize(
-    ("rules", "refused"),
-    [("-config", "CONFIG GET"), ("-info", "INFO"), ("-config -info", "CONFIG GET and INFO")],
+    ("rules", "refused"), [("-config", "CONFIG GET"), ("-info", "INFO"), ("-config -info", "CONFIG GET and INFO")]
 )
 def test_server_that_does_not_tell_its_settings_is_noted_once(
     server: EmbeddedRedis, rules: str, refused: str, caplog: pytest.LogCaptureFixture

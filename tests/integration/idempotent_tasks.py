@@ -17,12 +17,7 @@ from celery_idempotent import Attempt, IdempotentTask, Policy, current_attempt
 from lab.short_delays import ShortDelays
 from tests.support.ledger import record, wait_at
 
-GUARDED: dict[str, Any] = {
-    "base": IdempotentTask,
-    "bind": True,
-    "acks_late": True,
-    "reject_on_worker_lost": True,
-}
+GUARDED: dict[str, Any] = {"base": IdempotentTask, "bind": True, "acks_late": True, "reject_on_worker_lost": True}
 # Recovery within seconds, and conflicts that come back at once.
 QUICK: dict[str, Any] = {"key": "order_id", "lease": 2, "backoff": 0.2}
 FALSY: dict[str, Any] = {"none": None, "zero": 0, "false": False, "text": "", "list": []}
@@ -60,10 +55,23 @@ def charge(self: Any, order_id: str, gate: str = "", amount: int = 1) -> str:
     return perform(self, order_id, gate)
 
 
-@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, publish="once"))
-def charge_published_once(self: Any, order_id: str, gate: str = "") -> str:
-    """Have the effect, for publishers that send one message of it."""
-    return perform(self, order_id, gate)
+def _charge(name: str, policy: Policy) -> Any:
+    """A task that has the effect once per order."""
+
+    def charge(self: Any, order_id: str, gate: str = "") -> str:
+        return perform(self, order_id, gate)
+
+    return shared_task(name=f"{__name__}.{name}", **GUARDED, idempotent=policy)(charge)
+
+
+charge_published_once = _charge("charge_published_once", ShortDelays(**QUICK, publish="once"))
+charge_with_a_long_lease = _charge("charge_with_a_long_lease", ShortDelays(**{**QUICK, "lease": 90}))
+charge_with_a_lease_of_8_s = _charge("charge_with_a_lease_of_8_s", ShortDelays(**{**QUICK, "lease": 8}))
+charge_within_3_s = _charge("charge_within_3_s", ShortDelays(**QUICK, deadline=3))
+charge_at_most_once = _charge("charge_at_most_once", ShortDelays(**QUICK, on_takeover="refuse"))
+charge_with_one_takeover = _charge("charge_with_one_takeover", ShortDelays(**QUICK, max_takeovers=1))
+charge_and_back_off = _charge("charge_and_back_off", ShortDelays(**{**QUICK, "backoff": 3}))
+charge_and_wait_for_long = _charge("charge_and_wait_for_long", Policy(**{**QUICK, "lease": 60, "backoff": 8}))
 
 
 @shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
@@ -81,36 +89,6 @@ def charge_or_exit(self: Any, order_id: str) -> str:
     if begin(self, order_id) == 1:
         raise SystemExit(3)
     return take_effect(order_id)
-
-
-@shared_task(**GUARDED, idempotent=ShortDelays(**{**QUICK, "lease": 90}))
-def charge_with_a_long_lease(self: Any, order_id: str, gate: str = "") -> str:
-    """Have the effect under a lease that no test outlives."""
-    return perform(self, order_id, gate)
-
-
-@shared_task(**GUARDED, idempotent=ShortDelays(**{**QUICK, "lease": 8}))
-def charge_with_a_lease_of_8_s(self: Any, order_id: str, gate: str = "") -> str:
-    """Have the effect under a lease that is longer than any redelivery takes."""
-    return perform(self, order_id, gate)
-
-
-@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, deadline=3))
-def charge_within_3_s(self: Any, order_id: str, gate: str = "") -> str:
-    """Have the effect, and be let go where that takes too long."""
-    return perform(self, order_id, gate)
-
-
-@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, on_takeover="refuse"))
-def charge_at_most_once(self: Any, order_id: str, gate: str = "") -> str:
-    """Have the effect at most once, whatever happens."""
-    return perform(self, order_id, gate)
-
-
-@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, max_takeovers=1))
-def charge_with_one_takeover(self: Any, order_id: str, gate: str = "") -> str:
-    """Have the effect, unless it has killed two processes."""
-    return perform(self, order_id, gate)
 
 
 @shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, max_takeovers=1))
@@ -140,18 +118,6 @@ def charge_with_late_retries(self: Any, order_id: str) -> int:
     if self.request.retries < 2:
         raise self.retry(countdown=1)
     return int(self.request.retries)
-
-
-@shared_task(**GUARDED, idempotent=ShortDelays(**{**QUICK, "backoff": 3}))
-def charge_and_back_off(self: Any, order_id: str, gate: str = "") -> str:
-    """Have the effect; conflicts come back only after whole seconds, the unit of SQS."""
-    return perform(self, order_id, gate)
-
-
-@shared_task(**GUARDED, idempotent=Policy(**{**QUICK, "lease": 60, "backoff": 8}))
-def charge_and_wait_for_long(self: Any, order_id: str, gate: str = "") -> str:
-    """Have the effect; a conflict comes back after eight seconds at least."""
-    return perform(self, order_id, gate)
 
 
 COMPUTED = "computed"

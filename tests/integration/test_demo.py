@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from celery_idempotent import open_store
-from celery_idempotent.testing.contract import a_record
 from lab.demo.queues import queue_length
 from lab.demo.settings import Settings
 from lab.folders import PREFIX, temporary_folder
@@ -115,19 +113,6 @@ def test_a_wrong_name_is_refused_with_the_choices(place: Path, option: str, choi
     assert (process.returncode, told in " ".join(output.split())) == (2, True)
 
 
-@pytest.mark.parametrize("name", STORES)
-def test_every_store_is_served_by_its_name(place: Path, name: str) -> None:
-    """The address is that of a store that keeps records; a durable one has them after a kill, too."""
-    with Servers(name, "", place / "new") as servers:
-        store, record = open_store(servers.store_url), a_record()
-        store.provision()
-        store.swap(record, None)
-        if servers.durable_store:
-            servers.durable_store.restart()
-        assert store.get(record.key) == record
-        store.close()
-
-
 @pytest.mark.parametrize("name", BROKERS)
 def test_every_broker_is_served_by_its_name(place: Path, name: str) -> None:
     """The address is that of a broker, and its length counts what waits and what is being worked on."""
@@ -140,9 +125,3 @@ def test_every_broker_is_served_by_its_name(place: Path, name: str) -> None:
                 publisher.send_task("any", connection=connection)
             assert connection.default_channel.basic_get(settings.queue)
             wait_until(lambda: queue_length(servers.broker_url, settings.queue) == 3, "there are three")
-
-
-def test_one_aws_serves_both_store_and_broker(place: Path) -> None:
-    """As one account has both."""
-    with Servers("dynamodb", "sqs", place) as servers:
-        assert servers.store_url.split("/")[2] == servers.broker_url.split("/")[2]

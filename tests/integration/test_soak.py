@@ -31,11 +31,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("store", "broker", "seconds", "seed", "operations"),
-    [
-        ("dynamodb", "sqs", 40, 7, 40),
-        ("redis", "redis", 30, 39, 30),
-        ("dynamodb", "rabbitmq", 20, 7, 20),
-    ],
+    [("dynamodb", "sqs", 40, 7, 40), ("redis", "redis", 30, 39, 30), ("dynamodb", "rabbitmq", 20, 7, 20)],
 )
 @pytest.mark.nightly
 def test_workers_under_fire_break_no_promise_and_leave_nothing_behind(
