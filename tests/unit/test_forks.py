@@ -45,34 +45,23 @@ def _nobody_makes() -> bool:
         return another.submit(take).result()
 
 
-def test_one_thread_makes_it_for_all() -> None:
-    """Four have found nothing; one makes it, while no other can and nobody forks, and the others look again."""
+@pytest.mark.parametrize("alone", [True, False])
+def test_threads_that_come_at_once_take_one_value(alone: bool) -> None:
+    """All have found nothing. One makes it, while nobody forks, and the others look again; or all make one.
+
+    A maker that waits for a server keeps nobody back, nor a fork; still they take the first value that there is.
+    """
     made: list[tuple[object, bool]] = []
-
-    def make() -> object:
-        made.append((object(), _nobody_makes()))
-        return made[-1][0]
-
-    got = race([_Met(make, 4, alone=True)] * 4)
-
-    ((only, was_free),) = made
-    assert got == [only] * 4
-    assert not was_free
-
-
-def test_threads_that_may_not_wait_take_the_first() -> None:
-    """A maker that waits for a server keeps nobody back, nor a fork, and still there is one value."""
-    made: list[tuple[object, bool]] = []
-    all_make = threading.Barrier(4)
+    all_make = threading.Barrier(1 if alone else 4)
 
     def make() -> object:
         all_make.wait(10)
-        made.append((object(), _nobody_makes()))
-        return made[-1][0]
+        made.append((value := object(), _nobody_makes()))
+        return value
 
-    got = race([_Met(make, 4, alone=False)] * 4)
+    got = race([_Met(make, 4, alone=alone)] * 4)
 
-    assert [was_free for _, was_free in made] == [True] * 4
+    assert [was_free for _, was_free in made] == ([False] if alone else [True] * 4)
     assert len(set(got)) == 1
     assert got[0] in [each for each, _ in made]
 
