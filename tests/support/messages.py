@@ -17,9 +17,10 @@ from celery_idempotent.stores.sql.statements import UnreadableRow
 from tests.support.documents import DOCS
 
 PACKAGE = Path(celery_idempotent.__file__).parent
-PAGES = DOCS / "troubleshooting"
 UNTOLD = "..."
 """What stands for a text that cannot be told from the source."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Module:
@@ -29,14 +30,9 @@ class Module:
         self.where = str(path.relative_to(PACKAGE))
         self.name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
         self.tree = ast.parse(path.read_text())
+        functions = [each for each in ast.walk(self.tree) if isinstance(each, Function)]
         # ast.walk goes from the outside to the inside, so the innermost function stays.
-        self._inside = {
-            each: node
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            for each in ast.walk(node)
-            if each is not node
-        }
+        self._inside = {each: node for node in functions for each in ast.walk(node) if each is not node}
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
         """The calls of functions and methods of these names."""
@@ -55,28 +51,26 @@ class Module:
                 yield from (f"{each}{end!s}" for each in _of_subclasses(name))
             case ast.IfExp(body=one, orelse=other):
                 yield from (*self.texts(one, at), *self.texts(other, at))
-            case ast.Name(id=name) if at in self._inside:
-                yield from self._named(name, self._inside[at], at)
+            case ast.Name(id=name) if (given := self._given(name, at)) is not None:
+                for each in given:
+                    yield from self.texts(each, each)
             case ast.Name(id=name):
                 yield str(getattr(importlib.import_module(self.name), name, UNTOLD))
             case _:
                 yield UNTOLD
 
-    def _named(self, name: str, function: ast.FunctionDef | ast.AsyncFunctionDef, at: ast.AST) -> Iterator[str]:
-        parameters = (*function.args.args, *function.args.kwonlyargs)
-        names = [each.arg for each in parameters if each.arg not in ("self", "cls")]
-        if name in names:
-            for call in self.calls(function.name):
-                given = dict(zip(names, call.args, strict=False)) | {each.arg: each.value for each in call.keywords}
-                yield from self.texts(given[name], call)
-            return
-        values = [value for each in ast.walk(function) for value in _values(each, name, at)]
-        for value in values:
-            yield from self.texts(value, function.body[0])
-        if not values and function in self._inside:
-            yield from self._named(name, self._inside[function], at)
-        elif not values:
-            yield str(getattr(importlib.import_module(self.name), name, UNTOLD))
+    def _given(self, name: str, at: ast.AST) -> list[ast.expr] | None:
+        """What callers, loops and assignments give to a name of the functions around ``at``; None if it is none."""
+        while function := self._inside.get(at):
+            names = [each.arg for each in (*function.args.args, *function.args.kwonlyargs) if each.arg != "self"]
+            if name in names:
+                named = [{each.arg: each.value for each in call.keywords} for call in self.calls(function.name)]
+                calls = zip(self.calls(function.name), named, strict=True)
+                return [(dict(zip(names, call.args, strict=False)) | by_name)[name] for call, by_name in calls]
+            if values := [value for each in ast.walk(function) for value in _values(each, name, at)]:
+                return values
+            at = function
+        return None
 
 
 def _of_subclasses(name: str) -> Iterator[str]:
@@ -97,8 +91,6 @@ def _values(node: ast.AST, name: str, at: ast.AST) -> Iterator[ast.expr]:
         case ast.For(target=ast.Tuple(elts=targets), iter=ast.Tuple(elts=rows)):
             named = [ast.unparse(each) for each in targets]
             yield from (row.elts[named.index(name)] for row in rows if name in named and isinstance(row, ast.Tuple))
-        case ast.For(target=target, iter=rows) if name in ast.unparse(target):
-            yield rows
         case ast.Assign(targets=[ast.Name(id=given)], value=value) if given == name:
             yield value
 
@@ -110,18 +102,10 @@ def modules() -> tuple[Module, ...]:
 
 
 @cache
-def linked() -> dict[str, set[str]]:
-    """By entry, a page and a place on it: what leads there."""
-    found: dict[str, set[str]] = {}
-    for see, where in (*_of_classes(), *_of_options(), *_of_texts(), *_of_events()):
-        found.setdefault(see, set()).add(where)
-    for problem in semantics.Problem:
-        found.setdefault(f"http#{problem.value[0]}", set()).add("contrib/http/semantics.py")
-    return found
-
-
-def _of_classes() -> Iterator[tuple[str, str]]:
-    """By the class alone: every error but those whose option counts."""
+def linked() -> frozenset[str]:
+    """The entries to which something leads, each as a page and a place on it."""
+    found = {f"http#{problem.value[0]}" for problem in semantics.Problem}
+    events = {str(name) for name in EventName if name.level >= 30}
     kinds: list[type[errors.IdempotencyError]] = [errors.IdempotencyError, UnreadableRow]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -129,47 +113,34 @@ def _of_classes() -> Iterator[tuple[str, str]]:
             errors.IdempotencyError,
             errors.PolicyError,
         ):
-            yield kind.__new__(kind).see, kind.__name__
-
-
-def _of_options() -> Iterator[tuple[str, str]]:
+            found.add(kind.__new__(kind).see)  # of a PolicyError, the option counts
     for module in modules():
-        for call in module.calls("PolicyError", "Selector"):
-            options = () if isinstance(call.args[0], ast.Attribute) else module.texts(call.args[0], call)
-            for option in options:  # one that is an attribute was given to the selector
-                yield errors.PolicyError(option, "", "").see, f"{module.where}:{call.lineno}"
-        for call in module.calls("IdempotencyWarning", "Hint"):
-            given = call.args[0 if ast.unparse(call.func) == "Hint" else 1]
-            if not isinstance(given, ast.Attribute):  # which says again what another site has said
-                for option in module.texts(given, call):
-                    yield errors.IdempotencyWarning("", option).see, f"{module.where}:{call.lineno}"
-
-
-def _of_texts() -> Iterator[tuple[str, str]]:
-    """Of errors that are not the library's own."""
-    for module in modules():
-        for call in module.calls("with_link"):
-            if isinstance(call.args[1], ast.Constant):
-                yield str(call.args[1].value), f"{module.where}:{call.lineno}"
-
-
-def _of_events() -> Iterator[tuple[str, str]]:
-    for module in modules():
-        for call in module.calls("say"):
-            loud = not ast.unparse(call.args[0]).endswith((".info", ".debug"))
-            if loud and (module.where != "integration/events.py" or isinstance(call.args[1], ast.Constant)):
-                for event in module.texts(call.args[1], call):
-                    yield f"log-lines#{event.replace('_', '-')}", f"{module.where}:{call.lineno}"
-    for name in EventName:
-        if name.level >= 30:
-            yield f"log-lines#{name.replace('_', '-')}", "engine/events.py"
+        for call in module.calls("PolicyError", "Selector", "IdempotencyWarning", "Hint", "with_link", "say"):
+            name = ast.unparse(call.func).rpartition(".")[2]
+            given = call.args[1 if name in ("IdempotencyWarning", "with_link", "say") else 0]
+            if isinstance(given, ast.Attribute):
+                continue  # it hands on what another place has said
+            texts = set(module.texts(given, call))
+            if name == "say":
+                is_loud = not ast.unparse(call.args[0]).endswith((".info", ".debug"))
+                is_event = isinstance(given, ast.Constant) or module.where != "integration/events.py"
+                events |= texts if is_loud and is_event else set()
+            elif name == "with_link":
+                found |= {each for each in texts if "#" in each}
+            else:
+                is_warning = name in ("IdempotencyWarning", "Hint")
+                found |= {
+                    errors.IdempotencyWarning("", each).see if is_warning else errors.PolicyError(each, "", "").see
+                    for each in texts
+                }
+    return frozenset(found | {f"log-lines#{each.replace('_', '-')}" for each in events})
 
 
 @cache
 def entries() -> dict[str, str]:
     """By entry: the text that it is part of. Several entries can have one text, with anchors in it."""
     found: dict[str, str] = {}
-    for page in sorted(PAGES.glob("*.md")):
+    for page in sorted((DOCS / "troubleshooting").glob("*.md")):
         for entry in page.read_text().split("\n## ")[1:]:
             heading, _, text = entry.partition("\n")
             for name in (make_id(heading), *re.findall('<a id="(.*?)">', text)):

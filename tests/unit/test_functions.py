@@ -33,10 +33,6 @@ from tests.support.deliveries import Shop as TaskShop
 ORDER = Policy("order")
 
 
-class Declined(Exception):
-    pass
-
-
 class Shop(TaskShop):
     """A function on a store of its own, called or awaited alike; what its body does is said by each test."""
 
@@ -69,17 +65,6 @@ class Shop(TaskShop):
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def shop(request: pytest.FixtureRequest) -> Shop:
     return Shop(request.param)
-
-
-def _raise(*errors: Exception | None) -> Callable[[], None]:
-    """A body that raises these, call by call."""
-    left = iter(errors)
-
-    def body() -> None:
-        if error := next(left):
-            raise error
-
-    return body
 
 
 def test_second_call_gets_the_result_of_the_first(shop: Shop) -> None:
