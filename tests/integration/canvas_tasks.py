@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from celery import chain, chord, group, signature
+from celery import signature
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_idempotent import Policy
@@ -149,20 +149,6 @@ def widen(self: Any, numbers: list[int], of: str) -> int:
     for number in numbers:
         self.add_to_chord(self.app.tasks["add"].s(number, 1, of))
     return 0
-
-
-# ---- what a body publishes
-
-
-@task()
-def publish(self: Any, of: str, joins: bool = True) -> str:
-    record("ran", of, task="publish")
-    tasks = self.app.tasks
-    one = tasks["see"].apply_async((of, "one"), add_to_parent=joins)
-    chain(tasks["see"].si(of, "first"), tasks["see"].si(of, "second")).apply_async(add_to_parent=joins)
-    group(tasks["see"].si(of, "left"), tasks["see"].si(of, "right")).apply_async(add_to_parent=joins)
-    chord([tasks["see"].si(of, "member")], tasks["see"].si(of, "body")).apply_async(add_to_parent=joins)
-    return str(one.id)
 
 
 # ---- retry

@@ -12,7 +12,7 @@ import pytest
 from celery import chain, chord, group
 from celery.canvas import StampingVisitor
 from celery.exceptions import ChordError
-from celery.result import AsyncResult, GroupResult
+from celery.result import AsyncResult
 
 from tests.integration.canvas import HELD, Canvas, got, idempotent_only, ran
 from tests.integration.cluster import IdempotentSetup
@@ -61,17 +61,6 @@ def test_a_chain_ends_at_the_first_failure(canvas: Canvas, of: str) -> None:
     bodies = canvas.wait_for_bodies(of, 4)
     assert ran(canvas, of) == ["fail", "mourn", "mourn_at_once", "say"]
     assert {body.get("failed") for body in bodies} - {None} == {result.parent.id}
-
-
-@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
-def test_a_group_returns_its_results_in_order(canvas: Canvas, of: str) -> None:
-    """The results are in the order of the members, whoever ended first, and can be restored by the group's id."""
-    result = group(canvas.hold.s("a", of, gate=of), canvas.say.s("b", of), canvas.say.s("c", of)).delay()
-    result.save()
-    canvas.wait_for_bodies(of, 3)
-    assert result.completed_count() < 3
-    canvas.ledger.open(of)
-    assert got(result) == got(GroupResult.restore(result.id, app=canvas.app)) == ["a", "b", "c"]
 
 
 def test_canvases_nest(canvas: Canvas, of: str) -> None:
@@ -181,35 +170,6 @@ def test_a_replacement_inherits_links_nesting_and_failures(canvas: Canvas, of: s
 def test_a_member_widens_its_chord(canvas: Canvas, of: str) -> None:
     """`add_to_chord`: the body waits for the members that a member adds."""
     assert got(chord([canvas.widen.s([1, 2], of), canvas.add.s(5, 5, of)], canvas.total.s(of)).delay()) == 15
-
-
-# -- who belongs to whom
-
-
-def test_children_know_their_parents(canvas: Canvas, of: str) -> None:
-    """What a body publishes is among the children of its result, and its ids lead back to it."""
-    result = canvas.publish.delay(of)
-    one = got(result)
-    bodies = canvas.wait_for_bodies(of, 8)
-    by_name = {body["name"]: body for body in bodies if body["task"] == "see"}
-    assert {body["root"] for body in by_name.values()} == {result.id}
-    parents = {name: body["parent"] for name, body in by_name.items()}
-    direct = dict.fromkeys(("one", "first", "left", "right", "member"), result.id)
-    assert parents == {**direct, "second": by_name["first"]["id"], "body": by_name["member"]["id"]}
-    assert [by_name[name]["index"] for name in ("left", "right")] == [0, 1]
-    children = AsyncResult(result.id, app=canvas.app).children
-    assert [type(child).__name__ for child in children] == ["AsyncResult", "AsyncResult", "GroupResult", "GroupResult"]
-    assert children[0].id == by_name["one"]["id"] == one
-
-
-def test_a_signature_can_be_frozen_and_sent_by_its_ids(canvas: Canvas, of: str) -> None:
-    """`freeze` decides ids beforehand, and what is made of its serialised form is the same canvas."""
-    signature = chain(canvas.see.si(of, "first"), canvas.see.si(of, "second"))
-    frozen = signature.freeze()
-    root = frozen.parent.id
-    result = canvas.app.signature(dict(signature)).apply_async()
-    assert got(result)["id"] == result.id == frozen.id
-    assert [(body["id"], body["root"]) for body in canvas.bodies(of)] == [(root, root), (frozen.id, root)]
 
 
 class _Stamp(StampingVisitor):

@@ -536,23 +536,6 @@ def test_replacement_is_published(shop: Shop) -> None:
     assert _ids(shop) == [result.id]
 
 
-def test_headers_that_a_body_forwards_make_no_continuation(shop: Shop) -> None:
-    """The identity of a delivery counts for its own task and id alone."""
-    heard: list[Any] = []
-
-    def forward(task: Any, of: int) -> None:
-        if task.request.retries == 0:
-            raise task.retry(countdown=0)
-        heard.append(task.request.headers)
-        shop.charge.apply_async(("o",), headers=task.request.headers)
-
-    shop.task(Policy("of"), forward, name="forward", bind=True).delay(1)
-    shop.redeliver()
-    shop.redeliver()
-    assert heard
-    assert [shop.charge.delay("o").id] == _ids(shop)
-
-
 def test_a_suppressed_message_is_a_child_of_the_task_that_asked_for_it(shop: Shop) -> None:
     """As the message would have been; but no task is its own, or a walk through results would go in circles."""
 
@@ -569,16 +552,6 @@ def test_a_suppressed_message_is_a_child_of_the_task_that_asked_for_it(shop: Sho
     again = shop.task(Policy(publish="once"), itself, name="itself", bind=True)
     assert deliver(again, task_id="one").value == ["one"]
     assert _ids(shop) == [first.id]
-
-
-def test_item_of_a_list_lends_nobody_its_message(shop: Shop) -> None:
-    """The list's result would be taken for the item's, and the other way round."""
-    items = shop.charge.map(["o"]).apply_async()
-    shop.does = _raises(ValueError())
-    shop.redeliver()
-    assert shop.record.task_id == f"{items.id}[]"
-    _running(shop)
-    assert [shop.charge.delay("o").id] == _ids(shop) != [items.id]
 
 
 def test_eager_calls_run(shop: Shop) -> None:

@@ -476,19 +476,6 @@ def test_a_tick_that_is_retried_with_other_arguments_is_the_same_tick(app: Celer
     assert runs == ["berlin", "rome"]
 
 
-def test_headers_that_are_passed_on_are_no_tick(app: Celery) -> None:
-    """A body calls its task once more with its own headers, as people do to pass on a trace: another operation."""
-    runs: list[Any] = _report(
-        app, lambda task, shop: len(runs) < 3 and task.apply_async(headers=dict(task.request.headers))
-    )
-    messages = _sent(app)
-    while messages:
-        for each in messages:
-            redeliver(app, each)
-        messages = published(app)
-    assert len(runs) == 3
-
-
 def test_a_task_id_cannot_be_taken_for_a_tick(app: Celery) -> None:
     """Nor a header that anybody may write: neither reaches what a tick did, and a tick does not reach theirs."""
     runs = _report(app)
