@@ -74,10 +74,7 @@ def beat(request: pytest.FixtureRequest, server: str, tmp_path: Path) -> Iterato
     indirect=True,
 )
 def test_three_beats_run_every_tick_once(beat: Start, ledger: Ledger) -> None:
-    """They start one after the other, and the first is killed: no second is left out, and none has two effects.
-
-    The worker meets the messages of each, so two of three are no effect.
-    """
+    """All send, so two messages of three are no effect. The first is killed, and no second is left out."""
     first = beat("first")
     ledger.wait_for("effect", 2)
     beat("second")

@@ -114,10 +114,7 @@ def _sums(canvas: Canvas, how: str, numbers: range, of: str) -> Any:
 
 @pytest.mark.parametrize("how", ["map", "starmap", "chunks"])
 def test_each_item_of_a_map_is_an_operation(canvas: Canvas, of: str, how: str) -> None:
-    """They return what the single calls would, in order, alone and in a chain.
-
-    An item that ran before is replayed: by a call of its own, by another map, or by the same one delivered again.
-    """
+    """Replayed after a call of its own, another map, or the same one delivered again; the results are in order."""
 
     single = canvas.add_pair.delay([0, 0, of]) if how == "map" else canvas.add.delay(0, 0, of)
     assert got(single) == 0

@@ -62,10 +62,7 @@ def celery_impatient_broker(impatient_server: EmbeddedRabbitMQ) -> RabbitMQBroke
 @on_rabbitmq
 @pytest.mark.worker(count=2)
 def test_a_killed_workers_message_is_taken_over_before_its_lease(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """RabbitMQ gives it to the other worker of the machine, which sees that the claim's process is gone.
-
-    At once, or where the message comes back before the process has ended, after one or two short pauses.
-    """
+    """The other worker of the machine sees that the process is gone, at once or after one or two short pauses."""
     result = charge_with_a_long_lease.delay("o", gate="go")
     (killed,) = ledger.wait_for("begin")
     celery_setup.worker_cluster.worker_of(killed).kill()
@@ -121,10 +118,7 @@ def test_a_body_longer_than_rabbitmqs_patience_runs_once(celery_setup: Idempoten
 def test_a_conflict_of_a_quorum_queue_waits_in_rabbitmq_and_comes_back_to_its_queue(
     celery_setup: IdempotentSetup, ledger: Ledger, task: Any
 ) -> None:
-    """It is postponed, not given back, however short the delay; and not to the default queue, of which nobody takes.
-
-    Nor does a retry go there, to which Celery would publish it.
-    """
+    """Postponed, not given back, however short the delay; neither it nor a retry goes to the default queue."""
     holder = task.apply_async(("o", "go"), queue="orders")
     ledger.wait_for("begin")
     waiting = task.apply_async(("o", "go"), queue="orders")

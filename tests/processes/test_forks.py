@@ -132,10 +132,7 @@ def test_main_process_sees_that_a_pool_process_has_sent_a_message() -> None:
 
 
 def test_no_process_is_forked_in_the_middle_of_a_relays_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork waits for the look, and only then the store closes what a child must not inherit.
-
-    A child would otherwise wait for ever for locks that the relay's thread had held, and SQLite would lose writes.
-    """
+    """Then its store is closed: a child would inherit locks for ever, and SQLite would lose writes."""
     looking, go_on, order = threading.Event(), threading.Event(), []
     store, app = SQLStore(f"sqlite:///{tmp_path}/records.sqlite"), an_app(idempotency_relay=60)
     store.provision()

@@ -88,10 +88,7 @@ def test_program_that_imported_the_package_can_run_pytest(pytester: pytest.Pytes
 
 
 def test_each_test_gets_a_store_of_its_own_for_every_app(suite: Suite) -> None:
-    """It is empty, stands behind each app and what names a store of its own, obeys the test, and is gone afterwards.
-
-    The app may be made in the test, and its setting may have a namespace.
-    """
+    """Empty, obedient and gone afterwards; also behind an app made in the test, and a setting with a namespace."""
     result = suite(
         """
         import pytest

@@ -164,25 +164,25 @@ def test_a_request_that_celery_forgot_is_not_held() -> None:
     assert place.extender.extended == []
 
 
-def test_a_task_that_ended_without_an_acknowledgement_is_not_held() -> None:
-    """As after a time limit under ``acks_on_failure_or_timeout=False``: its message is to come back."""
+@pytest.mark.parametrize(
+    ("reserved", "active", "extended"),
+    [
+        pytest.param("111", "000", 2, id="prefetched"),
+        pytest.param("110", "000", 1, id="ended by a time limit under acks_on_failure_or_timeout=False"),
+        pytest.param("100", "111", 2, id="its body outlasts a warm shutdown of Celery before 5.7"),
+    ],
+)
+def test_a_message_is_held_while_celery_has_something_to_do_with_it(reserved: str, active: str, extended: int) -> None:
+    """Ended without an acknowledgement it is to come back. What Celery has reserved it can forget before it has run."""
     place = Place("a")
-    with patch.object(state, "reserved_requests", set(place.requests.values())):
-        place.look(0)
-        place.look()
-    place.look()
-    assert len(place.extender.extended) == 1
-
-
-def test_a_body_that_outlasts_a_warm_shutdown_is_held() -> None:
-    """Celery before 5.7 has forgotten by then that it had reserved it, and still knows that it runs."""
-    place = Place("a")
-    with patch.object(state, "active_requests", set(place.requests.values())):
-        with patch.object(state, "reserved_requests", set(place.requests.values())):
-            place.look(0)
-        place.look()
-        place.look()
-    assert len(place.extender.extended) == 2
+    requests = {"1": set(place.requests.values()), "0": set()}
+    for after, is_reserved, is_active in zip((0, 20, 20), reserved, active, strict=True):
+        with (
+            patch.object(state, "reserved_requests", requests[is_reserved]),
+            patch.object(state, "active_requests", requests[is_active]),
+        ):
+            place.look(after)
+    assert len(place.extender.extended) == extended
 
 
 @pytest.mark.parametrize(

@@ -158,10 +158,7 @@ def test_wait_of_a_postponed_delivery_is_recorded_once(shop: Shop, meters: Meter
 
 
 def test_units_are_those_of_the_conventions(shop: Shop, meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds, and names of things in braces; the page has the same table.
-
-    A process that holds and relays nothing has no such gauge: its zero would stand beside the truth of another.
-    """
+    """As the page has them. A zero of a process that holds nothing would stand beside the truth of another."""
     held = [SimpleNamespace(messages=range(2)), SimpleNamespace(messages=range(3))]
     gauges = ("messages.held", "outbox.messages", "outbox.age")
     assert [meters.value(each) for each in gauges] == [None] * 3
@@ -275,10 +272,7 @@ def test_listener_that_fails_ends_no_claim() -> None:
 def test_instrumenting_is_safe_to_repeat_and_to_undo(
     shop: Shop, meters: Meters, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever calls it first, last or without a provider. Another provider takes the place of the first.
-
-    As in a pool process, which has one of its own beside what it inherited. The same may be used again.
-    """
+    """Whoever calls it, with a provider or without; another takes the place of the first, as in a pool process."""
     otel.instrument(meters.provider)
     otel.instrument()
     assert receiving() == len(SIGNALS)
@@ -301,10 +295,7 @@ def test_instrumenting_is_safe_to_repeat_and_to_undo(
 
 
 def test_replay_links_to_the_trace_that_did_the_work(shop: Shop, meters: Meters) -> None:
-    """The record carries the context of the first delivery's span, and the duplicate's span a link to it.
-
-    Without a span none is made: that is for the instrumentation of Celery.
-    """
+    """The duplicate's span has a link to the first. No span is made: that is for Celery's instrumentation."""
     tracer = TracerProvider().get_tracer("test")
     spans: list[Any] = []
     for name in ("the first", "the duplicate"):

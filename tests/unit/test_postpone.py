@@ -36,10 +36,7 @@ def _meeting(shop: Shop, task_id: str = "other", holder: str = "holder", **reque
 
 
 def test_conflict_is_published_again_without_using_up_retries() -> None:
-    """The same message comes back later: same id, retries and headers, one conflict more.
-
-    RabbitMQ would take one that carries its death headers for one that goes round in circles, and drop it.
-    """
+    """The same message, one conflict more. RabbitMQ would drop one with its death headers, as if in circles."""
     shop = Shop()
     headers = {"mine": "x", "idempotency_conflicts": 3, "x-death": [{"count": 1}]}
     met = _meeting(shop, retries=2, headers=headers, expires=None, chord=None)
@@ -97,10 +94,7 @@ TOLD = {"errbacks": [_NEXT]}
     ],
 )
 def test_policy_decides_about_another_call(on_conflict: Any, about: Any, state: str) -> None:
-    """What something waits for is never dropped, nor is a redelivery of the message that runs, or of a list's item.
-
-    That recovers the task if its worker dies. It is known by an id of any length; the record has a bounded one.
-    """
+    """Never dropped: what something waits for, and a redelivery of what runs, as an item of a list or by a long id."""
     shop = Shop(Policy(on_conflict=on_conflict))
     assert _meeting(shop, **about).state == state
     again = [each.headers["id"] for each in shop.published() if each.headers["task"] == "charge"]

@@ -112,11 +112,7 @@ def test_a_new_operation_is_announced_for_a_lease_and_confirmed_for_longer(queue
     ],
 )
 def test_what_is_recorded_decides(seen: Record | None, about: Any, expected: Publication) -> None:
-    """What certainly is on its way, runs or has ended is not sent again; what something waits for always is.
-
-    The message of a process that is gone may have been revoked, so it is sent under its own id; other arguments are for
-    the delivery to refuse.
-    """
+    """What is on its way, runs or has ended is not sent; what something waits for, or a delivery refuses, is."""
     assert _publish(seen, **about) == expected
 
 

@@ -17,7 +17,7 @@ from kombu.asynchronous import Hub
 
 from celery_idempotent import Policy
 from celery_idempotent.engine import claim as claims
-from celery_idempotent.engine.claim import claim, end_lease, new_nonce
+from celery_idempotent.engine.claim import claim, end_lease
 from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.engine.processes import this_process
 from celery_idempotent.errors import OutcomeUnknown
@@ -81,16 +81,6 @@ def test_any_other_claim_waits_for_its_lease(scene: Scene, process: str) -> None
     held = _held(scene.store, process)
     assert isinstance(scene.run(lambda attempt: None), Conflict)
     assert (scene.record, scene.runs) == (held, 0)
-
-
-def test_claim_of_a_worker_that_names_no_process_waits_for_its_lease(scene: Scene) -> None:
-    """A version that does not know the field leaves in the row what the owner before it wrote there."""
-    end_lease(scene.store, _held(scene.store, GONE), scene.clock)
-    ended, until = scene.record, scene.clock.now() + 60_000
-    living = ended.but(owner=new_nonce(), revision=new_nonce(), lease_until=until)
-    scene.store.swap(living, ended.revision)
-    assert isinstance(scene.run(lambda attempt: None), Conflict)
-    assert scene.record == living
 
 
 def test_completion_under_way_when_its_process_died_counts(scene: Scene) -> None:
@@ -232,10 +222,7 @@ def test_loss_that_a_thread_is_told_of_leaves_the_loop_alone(shop: Shop, worker:
 def test_worker_that_shuts_down_deals_with_it_first(
     shop: Shop, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its loop does not run any more, and its threads would end with it.
-
-    One message cannot go back, as the broker is away, which gives it again by itself; the others do.
-    """
+    """Its loop and its threads would end with it. What cannot go back, as the broker is away, comes by itself."""
     broken, lost = Lost(shop), Lost(shop, order="another")
 
     def away(*args: object) -> None:
@@ -275,11 +262,7 @@ def test_dead_processes_are_looked_for_often(worker: Worker) -> None:
 def test_lease_that_is_not_this_workers_to_end_goes_on(
     shop: Shop, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Celery may take a process for lost that is there, or the claim is that of another delivery.
-
-    SQLite is on this machine, where the next delivery sees the same; a process forked meanwhile would inherit what
-    tears the file.
-    """
+    """A process that lives, or SQLite: there the next delivery sees the same, and no fork may inherit it open."""
     assert Lost(shop, this_process(), "living").fails(worker) == BACK_LEASED
     monkeypatch.setattr(shop.store, "dialect", "sqlite", raising=False)
     shop.store.away = {"get": AssertionError("the file was opened")}
@@ -341,11 +324,7 @@ def test_end_in_a_pool_without_processes_is_told_as_it_was(shop: Shop) -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "terminate", "as a whole"])
 def test_body_that_its_worker_ends_is_known_to_be_stopped(shop: Shop, how: str) -> None:
-    """Before its pool acts: a cold shutdown, which every pool is asked for, a revocation, and Celery 5.4's shutdown.
-
-    One that the pool cannot stop is let end: under solo an error of a signal handler would be raised in the body. A
-    message that comes again under the same task id is not known to be stopped.
-    """
+    """Before its pool acts, or where that cannot stop it; a message that comes again under the id is not."""
     lost = Lost(shop)
     lost.request.time_start = 1.0 if how == "cancel" else None
     if how == "as a whole":
@@ -403,10 +382,7 @@ class Sqs:
 def test_sqs_shows_the_message_again_at_once(
     shop: Shop, worker: Worker, error: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Celery's rejection hides it for as long as a worker polls; where that cannot be changed, it comes then.
-
-    A store that hangs keeps neither the message nor the worker's loop, and takes no time from the broker.
-    """
+    """Celery's rejection hides it for as long as a worker polls. A store that hangs takes no time from this."""
     caplog.set_level("INFO")
     hanging, lost = threading.Event(), Lost(shop)
     channel = Sqs(lost, error)

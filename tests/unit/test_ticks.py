@@ -445,10 +445,7 @@ def _sent(app: Celery, name: str = "report", after: int = 0, **entry: Any) -> li
 
 
 def test_a_tick_of_two_beats_runs_once(app: Celery) -> None:
-    """Each sends a message with a task id of its own; a redelivery of either changes nothing.
-
-    Another due time, entry or argument is another operation: beats of two releases may differ.
-    """
+    """A redelivery of either message changes nothing; another due time, entry or argument is another operation."""
     runs = _report(app)
     others: list[dict[str, Any]] = [{}, {"after": 10}, {"name": "again"}, {"args": ("rome",)}]
     for number, another in enumerate(others, 1):
@@ -503,10 +500,7 @@ def test_a_key_of_ones_own_identifies_the_effect(app: Celery, options: dict[str,
 
 
 def test_options_of_an_entry_are_kept(app: Celery) -> None:
-    """The tick is added to the entry's own headers, in the message alone, and so is Celery's mark of what beat sends.
-
-    Celery sets that since 5.7; without it, an entry that has no tick would run once and never again.
-    """
+    """The message alone gets the tick, and also before Celery 5.7 the mark without which it would run only once."""
     _report(app)
     own: dict[str, Any] = {"headers": {"trace": "t-1"}, "task_id": "mine", "priority": 3}
     message, _ = _sent(app, options=own)
@@ -544,10 +538,7 @@ KEYED, MINE = Policy(key="shop"), {"options": {"headers": {"idempotency_key": "m
 def test_what_keeps_a_tick_from_running_once_is_said(
     app: Celery, caplog: pytest.LogCaptureFixture, problem: str | None, policy: Policy | None, entry: dict[str, Any]
 ) -> None:
-    """By each beat, once, in one line with the entry; and nothing where all is well.
-
-    A plain task is sent as ever. One that the beat has not imported has a tick, as its worker may know it.
-    """
+    """By each beat, once, with the entry. A task that the beat does not know has a tick: its worker may know it."""
     _report(app, policy=policy)
     app.task(name="plain", shared=False)(_nothing)
     messages = _sent(app, **entry)
