@@ -68,11 +68,9 @@ class Programs:
         self._processes.clear()
 
     def dead(self) -> list[str]:
-        """The names of those that have ended."""
         return [name for name, process in self._processes.items() if process.poll() is not None]
 
     def restart_dead(self) -> list[str]:
-        """Start every one again that has ended; their names."""
         dead = self.dead()
         for name in dead:
             tether.kill(self._processes[name])  # what is left of its group
@@ -80,7 +78,7 @@ class Programs:
         return dead
 
     def group(self, name: str) -> int:
-        """The process group of a program and its children, which is the program's process, too."""
+        """The process group of a program and its children; its number is that of the program's process."""
         return self._processes[name].pid
 
     def owns(self, pid: int) -> bool:
@@ -107,7 +105,6 @@ class Fleet(Programs):
         self._children = children
 
     def command(self, name: str) -> Sequence[str]:
-        """A worker."""
         arguments = (
             f"-A {self._app} worker --pool prefork --concurrency {self._children} --hostname {name}@%h"
             " --without-gossip --without-mingle --without-heartbeat --loglevel WARNING"

@@ -33,7 +33,6 @@ class OwnedFolder:
         (self.path / MARK).touch()
 
     def remove(self) -> None:
-        """Delete it with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 

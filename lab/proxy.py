@@ -75,7 +75,6 @@ class Proxy:
         self.drop_connections()
 
     def on_the_way_to(self, url: str) -> str:
-        """The address of the same server, reached through this proxy."""
         address = urlsplit(url)
         user, at, _ = address.netloc.rpartition("@")
         return address._replace(netloc=f"{user}{at}{self.host}:{self.port}").geturl()
@@ -87,7 +86,6 @@ class Proxy:
             return [bytes(each) for each in self._trips]
 
     def drop_connections(self) -> None:
-        """Cut every connection there is."""
         with self._lock:
             for each in self._open:
                 each.cut()
@@ -167,7 +165,6 @@ class _Connection:
         replies.join()
 
     def cut(self) -> None:
-        """Let both ends find the connection closed."""
         for end in (self._client, self._server):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

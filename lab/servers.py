@@ -64,12 +64,10 @@ class Servers:
 
     @property
     def store_url(self) -> str:
-        """The address for Celery's `idempotency_store`."""
         return self._store_url()
 
     @property
     def broker_url(self) -> str:
-        """The address for Celery's `broker_url`."""
         return self._broker_url()
 
     @property
@@ -80,11 +78,6 @@ class Servers:
         return self._store
 
     def __enter__(self) -> Self:
-        """Start what is needed.
-
-        Raises:
-            click.ClickException: A server is not installed or did not start; the message says what to do.
-        """
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as starting:
             for server in {id(each): each for each in (self._store, self._broker) if each}.values():

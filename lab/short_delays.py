@@ -11,11 +11,9 @@ class ShortDelays(Policy):
     longest: ClassVar[int] = 500
 
     def conflict_delay_ms(self, *args: int, bounds: tuple[int, ...], draw: float, grace: int = 1000) -> int:
-        """See :meth:`Policy.conflict_delay_ms`."""
         return super().conflict_delay_ms(*args, bounds=self._within(bounds), draw=draw, grace=grace)
 
     def outage_delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
-        """See :meth:`Policy.outage_delay_ms`."""
         return super().outage_delay_ms(postponed, bounds=self._within(bounds), draw=draw)
 
     def _within(self, bounds: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ from textwrap import wrap
 WIDTH = 480
 LINE = 18.0
 """From one line of text to the next."""
-BOLD, MONO = "bold", "mono"
-"""Classes of text, besides ``middle``, ``end``, ``small`` and the names of colours."""
+MONO = "mono"
+"""A class of text, besides ``bold``, ``middle``, ``end``, ``small`` and the names of colours."""
 
 # A background of its own: the page's may be dark while the reader's system is light, and the other way round.
 _STYLE = """<style>
@@ -57,13 +57,7 @@ def paragraph(words: str, x: float, y: float, letters: int, *kinds: str) -> list
     return [text(each, x, y + index * LINE, *kinds) for index, each in enumerate(wrap(words, letters))]
 
 
-def line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    """A straight line."""
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
 def box(x: float, y: float, width: float, height: float, colour: str = "ink", *, fill: str = "box") -> str:
-    """A frame with round corners."""
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="6" '
         f'style="fill: var(--{fill}); stroke: var(--{colour}); stroke-width: 1.5"/>'

@@ -42,7 +42,6 @@ def start(
 def start_program(
     *argv: str, log: IO[bytes] | int = subprocess.DEVNULL, user: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a program that is not Python, tied to this process in the same way, as `user` if one is given."""
     return start("lab.tether_program", user or "", *argv, log=log)
 
 

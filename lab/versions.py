@@ -17,7 +17,6 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """By name; the commit is empty where there is no repository."""
     found = {"commit": _commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     found |= {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
     if not EmbeddedMariaDB.missing():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from celery_idempotent.stores.memory import MemoryStore
 from lab.benchmarks.contenders import BareBoto3, GuardedCall, Powertools, Tracers, dynamodb_store
@@ -21,12 +22,11 @@ _MOST_PLAIN_CALLS = {"new key": 2.4, "duplicate": 1.7}
 
 
 def measure(servers: Servers, rounds: int) -> Section:
-    """Measure ``rounds`` interleaved rounds."""
     bare, ours, powertools = BareBoto3(servers), GuardedCall(dynamodb_store(servers)), Powertools(servers)
-    contenders: Sequence[BareBoto3 | GuardedCall | Powertools] = (bare, ours, powertools)
+    contenders: Sequence[Any] = (bare, ours, powertools)
     known = time.time_ns()  # no earlier run on a lasting server can have used this number, or one of the next
 
-    def take(contender: BareBoto3 | GuardedCall | Powertools, path: str) -> Callable[[int], float]:
+    def take(contender: Any, path: str) -> Callable[[int], float]:
         return lambda number: cpu_us(contender.delivery(known + (1 + number if path == "new key" else 0)))
 
     for each in contenders:
@@ -87,13 +87,7 @@ def measure_own(rounds: int) -> Section:
         "and a duplicate come in random order, each after some work of another kind, because between two tasks a "
         "worker does much else, and code that runs in a loop by itself finds every cache warm. `added` is (own - "
         "plain) / plain of the calls of one round.",
-        [
-            Grid(
-                "A message through Celery's tracer: median, and of pairs median [p25-p75]",
-                ("", "CPU us", "p25-p75", "added, plain calls"),
-                rows,
-            )
-        ],
+        [Grid("A message through Celery's tracer", ("", "CPU us", "p25-p75", "added, plain calls"), rows)],
         [
             Goal.at_most(f"{path}, own code", most, costs[path].median, " plain calls", digits=2)
             for path, most in _MOST_PLAIN_CALLS.items()

@@ -43,7 +43,6 @@ def order(number: int) -> dict[str, Any]:
 
 
 def result_of(order: dict[str, Any]) -> dict[str, Any]:
-    """What a body that charges ``order`` returns."""
     return {"order": order["id"], "charge": "ch_3PqkT2eZvKYlo2C", "amount": order["total"]}
 
 

@@ -29,7 +29,6 @@ class Servers:
         return boto3.session.Session("test", "test", region_name=REGION)
 
     def store_url(self, table: str) -> str:
-        """The address of ``table`` for ``idempotency_store``."""
         host = self.dynamodb.removeprefix("http://").rstrip("/")
         return f"dynamodb://test:test@{host}/{table}?region={REGION}"
 
@@ -42,7 +41,6 @@ def servers() -> Iterator[Servers]:
 
 
 def described(*, quick: bool) -> dict[str, str]:
-    """What the figures depend on."""
     return {
         "CPU": f"{_cpu()}, {os.cpu_count()} cores",
         "System": f"{platform.system()} {platform.release()}",

@@ -119,7 +119,6 @@ class Subject:
 
 
 def _urls(servers: Servers, folder: Path, stack: ExitStack) -> dict[str, str]:
-    """By name, the address of every store that can run here."""
     kinds: Mapping[str, Any] = {"Redis": EmbeddedRedis, "PostgreSQL": EmbeddedPostgres, "MariaDB": EmbeddedMariaDB}
     found = {name: stack.enter_context(kind()).url for name, kind in kinds.items() if not kind.missing()}
     files = {"SQLite": f"sqlite:///{folder / 'benchmark.sqlite3'}"}

@@ -16,6 +16,7 @@ _TASKS = 400
 _WITH_RESULTS = f"{Kind.ONCE}, result backend"
 _ORDER = (Kind.PLAIN, Kind.ONCE, _WITH_RESULTS, Kind.SINGLETON, Kind.IDEMPOTENT)
 
+_COMPARED = ("", "execute/s", "end to end/s", "CPU us, publish and execute")
 _COLUMNS = {
     "published": "publish/s",
     "executed": "execute/s",
@@ -37,12 +38,10 @@ class _Round:
 
     @property
     def cpu(self) -> float:
-        """Of publishing and execution together."""
         return self.publish_cpu + self.execute_cpu
 
 
 def measure(rounds: int) -> Section:
-    """Measure ``rounds`` interleaved rounds."""
     # Nothing is written to disk, which is the kindest to everybody.
     with EmbeddedRedis(options=("--save", "", "--appendonly", "no")) as redis:
         url = redis.url
@@ -86,11 +85,7 @@ def measure(rounds: int) -> Section:
         "result, and duplicates still get none.",
         [
             Grid("Empty tasks per second, and CPU time per task; medians", ("", *_COLUMNS.values()), medians),
-            Grid(
-                "To celery-once: of pairs, median [p25-p75]",
-                ("", "execute/s", "end to end/s", "CPU us, publish and execute"),
-                list(map(compared, _ORDER)),
-            ),
+            Grid("To celery-once: of pairs, median [p25-p75]", _COMPARED, list(map(compared, _ORDER))),
         ],
         [Goal(what, "at least 1", f"{each:.3f}", each >= 1) for what, each in reached.items()],
     )

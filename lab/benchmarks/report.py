@@ -31,7 +31,6 @@ class Goal:
 
     @property
     def verdict(self) -> str:
-        """For people."""
         return "reached" if self.reached else "NOT reached"
 
 
@@ -55,7 +54,6 @@ class Section:
 
 
 def show(console: Console, section: Section) -> None:
-    """Print ``section``."""
     console.print()
     console.rule(f"[bold]{section.title}")
     console.print(section.method, style="dim", highlight=False)

@@ -28,7 +28,6 @@ class Spread:
 
     @property
     def shown(self) -> str:
-        """For people."""
         return f"{self.median:.3f} [{self.p25:.3f}-{self.p75:.3f}]"
 
 

@@ -47,7 +47,6 @@ class Setup:
     results: str = ""
 
     def environ(self) -> dict[str, str]:
-        """What a worker reads."""
         return {"BENCH_KIND": self.kind, "BENCH_URLS": " ".join((self.broker, self.store, self.results))}
 
 

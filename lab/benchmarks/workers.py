@@ -65,7 +65,6 @@ class Worker:
         self._open.close()
 
     def stand_by(self) -> None:
-        """Wait until it is warm, then stop it."""
         self.wait()
         self._signal(signal.SIGSTOP)
 

@@ -22,7 +22,7 @@ from lab.demo.story import telling
 from lab.folders import temporary_folder
 from lab.servers import BROKERS, STORES, Servers
 
-HOW_TO_READ = "Of each kind the first 2 accidents: seconds, operation, what its processes did."
+HOW_TO_READ = "Of each kind the first 2 kills: seconds, operation, what its processes did."
 
 
 @click.command(help=__doc__)

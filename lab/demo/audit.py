@@ -69,7 +69,6 @@ BAD = {
 
 
 def figures(rows: Sequence[Row], *, orders: Iterable[str], published: int, seconds: float) -> Figures:
-    """Count what the ledger says about `orders`."""
     effects = Counter((row.task, row.order) for row in rows if row.what == "effect")
     excused, found = _excused(rows), Counter[str](row.what for row in rows)
     found.update(f"killed_{row.point}" for row in rows if row.what == "kill")
@@ -177,7 +176,6 @@ def _shown(figure: float) -> str:
 
 
 def summary(found: Mapping[str, Figures], orders: int) -> list[str]:
-    """The run in four sentences."""
     plain, ours = found["plain"], found["idempotent"]
     kills = sum(each["killed_before"] + each["killed_after"] for each in found.values())
     repeated = [each["others_more"] + each["others_excused"] for each in (plain, ours)]

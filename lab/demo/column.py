@@ -66,7 +66,6 @@ class Watch:
         self._read = dict.fromkeys(LEDGERS, 0)
 
     def look(self) -> None:
-        """Read what is new."""
         news: list[Row] = []
         for name, position in self._read.items():
             rows, self._read[name] = Ledger(self._fleet.folder / f"{name}.jsonl").since(position)

@@ -29,7 +29,6 @@ class Settings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """The settings that `environ()` has put there."""
         return cls(
             broker_url=environ["LAB_BROKER_URL"],
             store_url=environ["LAB_STORE_URL"],
@@ -47,7 +46,6 @@ class Settings:
         }
 
     def celery(self) -> dict[str, Any]:
-        """The Celery configuration."""
         return {
             "broker_url": self.broker_url,
             "result_backend": None,  # the ledger knows more

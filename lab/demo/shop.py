@@ -97,7 +97,6 @@ class Shop:
         self._note("effect", order)
 
     def run(self, order: str, effect: Callable[[str], None]) -> str:
-        """The body of each task."""
         self._note("run", order)
         self._strike("before", order)
         effect(order)

@@ -28,29 +28,23 @@ class EmbeddedAws(Server):
 
     @staticmethod
     def missing() -> str | None:
-        """The package that brings the server."""
         return package("ministack")
 
     @property
     def endpoint(self) -> str:
-        """The address for boto3's `endpoint_url`."""
         return f"http://{HOST}:{self.port}"
 
     @property
     def broker_url(self) -> str:
-        """The address for Celery's `broker_url`; the transport also needs `region` and `is_secure=False`."""
         return f"sqs://test:test@{HOST}:{self.port}//"
 
     def store_url(self, table: str) -> str:
-        """The address of `table` for Celery's `idempotency_store`."""
         return f"dynamodb://test:test@{HOST}:{self.port}/{table}?region={REGION}"
 
     def bucket_url(self, bucket: str, options: str = "over=100KB") -> str:
-        """The address of `bucket` for `idempotency_large_results`."""
         return f"s3://test:test@{bucket}?endpoint={self.endpoint}&region={REGION}&{options}"
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """Start MiniStack."""
         return tether.start(
             "ministack",
             env={
@@ -67,7 +61,6 @@ class EmbeddedAws(Server):
         )
 
     def is_ready(self) -> bool:
-        """Whether its health page answers."""
         return self._name == _edition(f"{self.endpoint}/_ministack/health")
 
 

@@ -17,37 +17,24 @@ class EmbeddedMariaDB(Server):
 
     @staticmethod
     def missing() -> str | None:
-        """The package that brings the server."""
         found = shutil.which("mariadbd", path=PATH) and shutil.which("mariadb-install-db", path=PATH)
         return None if found else "run: apt-get install mariadb-server"
 
     @staticmethod
     def version() -> str:
-        """Of the installed server."""
         said = subprocess.run([_program("mariadbd"), "--version"], check=True, capture_output=True, text=True).stdout
         return said.split(" Ver ")[1].split()[0]
 
     @property
     def url(self) -> str:
-        """The address for SQLAlchemy."""
         return f"mysql+pymysql://root@{HOST}:{self.port}/idempotency"
 
     def prepare(self) -> None:
-        """Make the data directory."""
-        subprocess.run(
-            [
-                _program("mariadb-install-db"),
-                *self._place,
-                "--auth-root-authentication-method=normal",
-                "--skip-test-db",
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        options = ("--auth-root-authentication-method=normal", "--skip-test-db")
+        command = [_program("mariadb-install-db"), *self._place, *options]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """Start the server."""
         return self.start_program(
             _program("mariadbd"),
             *self._place,

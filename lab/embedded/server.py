@@ -41,7 +41,6 @@ class Server(ABC):
 
     @property
     def pids(self) -> list[int]:
-        """Its processes; none while it is not running."""
         import psutil
 
         if self._process is None:
@@ -51,7 +50,6 @@ class Server(ABC):
 
     @property
     def folder(self) -> Path:
-        """Where its data and log are."""
         if self._folder is None:
             self._folder = OwnedFolder()
         return self._folder.path
@@ -97,20 +95,11 @@ class Server(ABC):
             _end(family)
 
     def restart(self) -> None:
-        """Kill the server and start it again on the same port and folder.
-
-        Raises:
-            RuntimeError: It did not come back.
-        """
+        """Kill the server and start it again on the same port and folder."""
         self.kill()
         self.revive()
 
     def revive(self) -> None:
-        """Start the killed server again on the same port and folder.
-
-        Raises:
-            RuntimeError: It did not come back.
-        """
         if not self._starts():
             raise RuntimeError(f"{type(self).__name__} did not come back on port {self.port}")
 
@@ -130,7 +119,6 @@ class Server(ABC):
         return self.folder / "log"
 
     def start_program(self, *argv: str, user: str | None = None) -> subprocess.Popen[bytes]:
-        """Start a program tied to this process, its output in the log."""
         with self._log.open("ab") as log:
             return tether.start_program(*argv, log=log, user=user)
 
@@ -205,7 +193,6 @@ def free_port() -> int:
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens on `port`."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((HOST, port)) == 0

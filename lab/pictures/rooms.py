@@ -23,7 +23,6 @@ _SAYS = {
 
 
 def rooms() -> Rooms:
-    """What the table says."""
     found = rows("architecture.md", "room")
     return {plain(each[0]): frozenset(plain(each[2]).replace(",", " ").split()) for each in found}
 

@@ -112,10 +112,8 @@ def explorer(quick: bool) -> None:
     for name, way in controls.items():
         console.print(f"{name} (a control): {way}")
     _keep("explorer", {"explorations": [each.as_json() for each in found], "controls": controls})
-    for each in found:
-        if each.missed:
-            missed = ", ".join(sorted(each.missed))
-            raise click.ClickException(f"{each.program.name}: never reached {missed}, so it proves nothing")
+    missed = (f"{each.program.name}: {fault}" for each in found for fault in sorted(each.missed))
+    _unless(missed, "never reached, so it proves nothing")
 
 
 @main.command()
@@ -126,7 +124,7 @@ def mutants() -> None:
     columns = ("mutant", "seen in", "noticed by", "evidence")
     console.print(a_table("Mutants of the production code", columns, rows))
     _keep("mutants", {"mutants": verdicts})
-    _all_noticed([each["name"] for each in verdicts if not each["by"]])
+    _unless((each["name"] for each in verdicts if not each["by"]), "nobody noticed")
 
 
 @main.command()
@@ -148,7 +146,7 @@ def oracle(stores: Iterable[str], examples: int) -> None:
                 judged.append({"store": TARGETS[store].label, "flaw": flaw, "noticed": noticed})
                 console.print(f"{store}, broken: {flaw}: noticed by {', '.join(noticed) or 'NOBODY'}")
     _keep("oracle", {"followed": followed, "broken stores": judged})
-    _all_noticed([f"{each['store']}: {each['flaw']}" for each in judged if not each["noticed"]])
+    _unless((f"{each['store']}: {each['flaw']}" for each in judged if not each["noticed"]), "nobody noticed")
 
 
 @main.command()
@@ -161,7 +159,7 @@ def sweep(stores: Iterable[str], quick: bool, tasks: int, seed: int) -> None:
     from lab.proof import sweep as module
 
     for store in _present(stores):
-        with _counted(f"crash sweep, {store}") as progress:
+        with _told(f"crash sweep, {store}") as progress:
             rows = module.run(store, progress, tasks=0 if quick else tasks, seed=seed)
         _campaign(f"crash_sweep_{store}", rows)
 
@@ -174,7 +172,7 @@ def effects(stores: Iterable[str], quick: bool) -> None:
     from lab.proof import sweep as module
 
     for store in _present(stores):
-        with _counted(f"effects, {store}") as progress:
+        with _told(f"effects, {store}") as progress:
             how = "singles" if quick else "points"
             rows = module.sweep(how, module.kinds_of(store), target=store, progress=progress).rows
         _campaign(f"effects_{store}", rows)
@@ -186,7 +184,7 @@ def strikes(every: int) -> None:
     """Raise an exception of somebody else's at every line of the library, in every kind of call."""
     from lab.proof import strikes as module
 
-    with _counted("strikes") as progress:
+    with _told("strikes") as progress:
         rows, problems = module.run(progress, every)
     for each in problems[:20]:
         console.print(f"BROKEN {each}")
@@ -201,7 +199,7 @@ def strikes(every: int) -> None:
 def faults(stores: Iterable[str], faulted: int, first: int, seed: int) -> None:
     """Faults at HTTP requests to DynamoDB ("requests"), and at every write on each store."""
     for store in _present(stores):
-        with _counted(f"faults, {store}") as progress:
+        with _told(f"faults, {store}") as progress:
             found = campaign.run(store, faulted, seed, progress, first=first)
         for each in found.tally.problems[:10]:
             console.print(f"BROKEN number {each.group} of seed {seed}, {each.task}: {'; '.join(each.problems)}")
@@ -269,15 +267,13 @@ def _keep(name: str, document: dict[str, object]) -> None:
 
 def _present(stores: Iterable[str]) -> Iterator[str]:
     """Those that can be started here; one that cannot is an error, once all others had their turn."""
-    absent = {store: reason for store in stores if (reason := why_not(store))}
-    yield from (store for store in stores if store not in absent)
-    if absent:
-        raise click.ClickException(f"not attacked: {'; '.join(f'{store}: {why}' for store, why in absent.items())}")
+    yield from (store for store in stores if not why_not(store))
+    _unless((f"{store} ({reason})" for store in stores if (reason := why_not(store))), "not attacked")
 
 
-def _all_noticed(survivors: list[str]) -> None:
-    if survivors:
-        raise click.ClickException(f"nobody noticed: {', '.join(survivors)}")
+def _unless(unseen: Iterable[str], what: str) -> None:
+    if listed := ", ".join(unseen):
+        raise click.ClickException(f"{what}: {listed}")
 
 
 def _campaign(name: str, rows: list[Row], **besides: object) -> None:
@@ -288,34 +284,31 @@ def _campaign(name: str, rows: list[Row], **besides: object) -> None:
     if broken:
         raise click.ClickException(f"{name}: {sum(row.violations for row in broken)} violations; see the table")
     blind = [row.store for row in rows if row.system in {CONTROL, PLAIN} and not row.violations]
-    if blind:
-        raise click.ClickException(f"{name}: no violation on {', '.join(blind)}, so the zeros beside it prove nothing")
+    _unless(blind, f"{name}: the zeros prove nothing, as no violation was seen on")
 
 
 @contextmanager
-def _counted(label: str) -> Iterator[Callable[[int], None]]:
-    with Progress(console=console) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done: progress.advance(task, done)
-
-
-@contextmanager
-def _told(label: str) -> Iterator[Callable[[str], None]]:
+def _told(label: str) -> Iterator[Callable[[object], None]]:
+    """Takes how many tasks are done since the last call, or news in a line; what is broken stays on the screen."""
+    done = 0
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(label, total=None)
 
-        def tell(news: str) -> None:
-            if news.startswith("BROKEN"):
+        def tell(news: object) -> None:
+            nonlocal done
+            done += news if isinstance(news, int) else 0
+            if str(news).startswith("BROKEN"):
                 progress.console.print(news)
-            progress.update(task, description=f"{label}: {news}")
+            progress.update(task, description=f"{label}: {f'{done:,}' if isinstance(news, int) else news}")
 
         yield tell
 
 
 def _in_processes(work: Callable[[A], B], items: Iterable[A], label: str) -> Iterable[B]:
-    listed = list(items)
-    with Progress(console=console) as progress, ProcessPoolExecutor() as pool:
-        yield from progress.track(pool.map(work, listed), total=len(listed), description=label)
+    with _told(label) as tell, ProcessPoolExecutor() as pool:
+        for found in pool.map(work, items):
+            tell(1)
+            yield found
 
 
 def _explored(scope: tuple[Program, int, int]) -> Exploration:

@@ -112,7 +112,6 @@ def _deliveries_in(rows: Sequence[Row], worker: str) -> Iterator[Delivery]:
 
 
 def judge(evidence: Evidence) -> list[Verdict]:
-    """What became of every operation."""
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in evidence.rows:
         rows[row.order].append(row)

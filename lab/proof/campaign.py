@@ -107,7 +107,6 @@ _REQUEST_TIMES = (1, 4, 8, 12)
 
 
 def plan(target: str, seed: int, number: int) -> Plan:
-    """The plan of one operation."""
     if target != REQUESTS:
         return at_random(seed, number, _at_a_write)
     return _SINGLES[number] if number < SINGLES else at_random(seed, number, _at_a_request)
@@ -180,7 +179,6 @@ class _Writes:
         self.store: Store = self._flaw(next(self._stores))
 
     def swap(self, delivery: OneDelivery, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`lab.proof.course.World.swap`."""
         if delivery in self._cut_off:
             raise StoreUnavailable("world", "swap", "cut off")
         send = partial(self.store.swap, new, expected)
@@ -257,7 +255,6 @@ class _Requests(_Writes):
         super().__init__(stores, flaw)
 
     def swap(self, delivery: OneDelivery, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`lab.proof.course.World.swap`."""
         before = _current.set(delivery)
         try:
             return self.store.swap(new, expected)
@@ -265,7 +262,6 @@ class _Requests(_Writes):
             _current.reset(before)
 
     def land(self, name: str) -> None:
-        """Let a held request reach the store now."""
         self._control.request("POST", "/", headers={ORDER: f"land {name}", "Content-Length": "0"})
         self._control.getresponse().read()
 

@@ -183,7 +183,6 @@ class OneDelivery(StoreWrapper):
         return self.store.now() + self.task.ahead
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`; raises :class:`Dead` in a process that was killed."""
         if self.is_dead:
             raise Dead
         self._doing = self._name(new)
@@ -243,7 +242,6 @@ class Task:
         self._lease = plan.promise.policy.lease_ms + 1_001
 
     def attack(self) -> Verdict:
-        """Everything, from the first delivery to the audit."""
         if self.plan.is_announced:
             self._announce()
         self._conduct()

@@ -84,7 +84,6 @@ class _Receiver(NamedTuple):
     fence: int = 0
 
     def receive(self, call: Call) -> tuple["_Receiver", Any]:
-        """The receiver after the call, and its answer."""
         match call.kind:
             case "fence":
                 return self._replace(fence=max(self.fence, call.token)), None
@@ -136,29 +135,19 @@ class Exploration:
 
     @property
     def scope(self) -> tuple[str, int, int]:
-        """What was explored, in words."""
         return self.program.name, self.deliveries, self.faults
 
     @property
     def kinds_of_fault(self) -> str:
-        """How many were reached, of how many."""
         return f"{len(self.reached)} of {len(self.program.faults)}"
 
     def as_json(self) -> dict[str, object]:
-        """As it is kept."""
-        return {
-            **dict(zip(("program", "deliveries", "faults"), self.scope, strict=True)),
-            "states": self.states,
-            "transitions": self.transitions,
-            "most effects": self.most_effects,
-            "faults reached": dict(self.reached),
-            "endings": dict(self.ended),
-            "seconds": round(self.seconds, 1),
-        }
+        counted = {"states": self.states, "transitions": self.transitions, "most effects": self.most_effects}
+        seen = {"faults reached": dict(self.reached), "endings": dict(self.ended), "seconds": round(self.seconds, 1)}
+        return {**dict(zip(("program", "deliveries", "faults"), self.scope, strict=True)), **counted, **seen}
 
     @property
     def missed(self) -> set[Fault]:
-        """What it should have reached, and did not."""
         return (self.program.faults if self.faults else set(self.program.besides)) - set(self.reached)
 
 

@@ -30,7 +30,6 @@ class Line(Proxy):
             self._planned.append(what)
 
     def decide(self, request: bytes, before: bytes) -> Fault:
-        """See :meth:`lab.proxy.Proxy.decide`: what is planned, for a write, and nothing for anything else."""
         found = self._writes.search(request)
         if found is None:
             return "none"

@@ -246,7 +246,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(step=st.sampled_from(_STEPS), back=st.sampled_from([False, False, False, True]))
     def clock_moves(self, step: int, back: bool) -> None:
-        """Time passes, mostly forward."""
         self.clock.advance(-step if back else step)
 
     @precondition(lambda self: self.told is not None)
@@ -313,7 +312,6 @@ class StoreMachine(RuleBasedStateMachine):
         assert _told_by(record, self.told.holder) == self.told
 
     def teardown(self) -> None:
-        """Give back what the store holds open."""
         self.store.close()
 
     def _operation(self, fingerprint: str, refuse: bool) -> Operation:

@@ -132,11 +132,6 @@ def _(right: Mistake, seen: Record, claimed: Record) -> Any:
     return replace(again, takeovers=max(again.takeovers, seen.takeovers))
 
 
-@_mutant("lease as the record's expiry", "redis-py Lock, celery-once", protocol, "is_forgotten")
-def _(right: Mistake, record: Record, now: int) -> Any:
-    return right(record, now) or (record.status is Status.IN_PROGRESS and record.lease_until <= now - 1_000)
-
-
 @_mutant("fencing token reset on a claim", "Redisson's fenced lock", protocol, "_reclaimed")
 def _(right: Mistake, seen: Record, claimed: Record) -> Any:
     return replace(right(seen, claimed), fencing_token=claimed.created_at)

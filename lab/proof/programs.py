@@ -136,12 +136,10 @@ class Program:
 
     @property
     def faults(self) -> set[Fault]:
-        """What the world may do to its deliveries."""
         return self.ordinary_faults | set(self.besides)
 
     @property
     def ordinary_faults(self) -> set[Fault]:
-        """What it may do of that as often as faults are given to it."""
         if self.policy.on_outage == "run":
             return set()  # each of them may be an outage, and its body is not protected
         match self.effect:
@@ -170,7 +168,6 @@ class Program:
 
     @property
     def name(self) -> str:
-        """For the report."""
         parts: list[str] = [self.policy.on_takeover]
         parts += [] if self.policy.max_takeovers == Policy.max_takeovers else [f"{self.policy.max_takeovers} takeover"]
         parts += [] if self.effect is Effect.BARE else [self.effect]

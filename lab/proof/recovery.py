@@ -92,7 +92,6 @@ class Part:
 
     @property
     def task(self) -> str:
-        """The task with that lease."""
         return "execute_on_a_short_lease" if self.waits_for_lease else "execute"
 
     @property
@@ -193,7 +192,6 @@ class _Trial:
         )
 
     def run(self) -> Recovery:
-        """Do it, and measure."""
         self._be_elsewhere()
         with contextlib.closing(_make_app(self._part.system, self._settings)) as app, self._fleet:
             seconds = [each for number in range(self._part.rounds) for each in self._round(app, number)]

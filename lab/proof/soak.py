@@ -215,7 +215,6 @@ class Strike:
     draw: float
 
     def among(self, items: Sequence[Any]) -> Any:
-        """The one that is hit."""
         return items[int(self.draw * len(items))]
 
 
@@ -238,7 +237,6 @@ class Plan:
 
     @property
     def bare(self) -> set[str]:
-        """The operations of the control."""
         return {each.operation for each in self.publications if each.task == BARE}
 
 
@@ -362,7 +360,6 @@ def _campaign(
     bare = [replace(each, faults={"hit": each.task in hit}) for each in bare]
 
     def row(task: str, found: Iterable[Verdict], **more: Any) -> Row:
-        """What became of the operations of one task."""
         tally = Tally()
         for verdict in found:
             tally.add(verdict)
@@ -398,7 +395,6 @@ class _Senders(Programs):
         self._arguments = (*map(str, planned), str(time.time() + STARTS_AFTER))
 
     def command(self, name: str) -> Sequence[str]:
-        """See :meth:`lab.fleet.Programs.command`."""
         if name == PUBLISHER:
             return ("lab.proof.soak_publisher", *self._arguments)
         scheduler = ("--scheduler", "celery_idempotent.beat:PersistentScheduler")

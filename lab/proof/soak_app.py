@@ -103,7 +103,6 @@ def plain(self: IdempotentTask, operation: str, seconds: float) -> str:
 
 @app.task(base=IdempotentTask, bind=True, idempotent=_REFUSE)
 def refuse(self: IdempotentTask, operation: str, seconds: float) -> str:
-    """Must not be repeated."""
     return _run(self, operation, seconds, _plainly)
 
 

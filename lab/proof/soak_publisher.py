@@ -34,7 +34,6 @@ def main(minutes: float, seed: int, store: str, started: float) -> None:
 
 @before_task_publish.connect
 def dies(**_: Any) -> None:
-    """What it publishes is recorded by now."""
     if doom_file(settings.folder).exists():
         doom_file(settings.folder).unlink()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -130,7 +130,6 @@ class Stage:
         """How often an order was charged."""
 
     def charge(self, order: str) -> str:
-        """The effect; a receiver without a memory."""
         self.effects[order] += 1
         return "charged"
 
@@ -242,13 +241,9 @@ def _transaction(stage: Stage) -> Kind:
     return _of_task(stage, transaction, most=1)
 
 
-def _function(stage: Stage) -> Kind:
-    @idempotent(Policy("order"), store=stage.store)
-    def function(order: str) -> str:
-        return stage.charge(order)
-
-    guarded: Any = function
-    return Kind(stage, guarded.idempotency_key_for, function)
+def _of_function(stage: Stage, function: Any) -> Kind:
+    guarded: Any = idempotent(Policy("order"), store=stage.store, name="function")(function)
+    return Kind(stage, guarded.idempotency_key_for, guarded)
 
 
 def _coroutine(stage: Stage) -> Kind:
@@ -288,28 +283,25 @@ def _item(stage: Stage) -> Kind:
     return replace(kind, call=call)
 
 
-def _recursion(stage: Stage) -> Kind:
-    @idempotent(Policy("order"), store=stage.store)
-    def recursion(order: str, *, depth: int = 2) -> str:
-        return recursion(order, depth=depth - 1) if depth else stage.charge(order)
-
-    guarded: Any = recursion
-    return Kind(stage, guarded.idempotency_key_for, recursion)
-
-
-def _recursive_task(stage: Stage) -> Kind:
+def _recursing(stage: Stage, again: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A body that calls itself twice, through what guards it."""
     running: list[str] = []
 
-    def recurse(order: str) -> Any:
+    def recursion(order: str) -> Any:
         if len(running) == 2:
             return stage.charge(order)
         running.append(order)
         try:
-            return stage.app.tasks["charge"](order)
+            return again(order)
         finally:
             running.pop()
 
-    return _of_task(stage, recurse)
+    return recursion
+
+
+def _recursion(stage: Stage) -> Kind:
+    kind: Kind = _of_function(stage, _recursing(stage, lambda order: kind.call(order)))
+    return kind
 
 
 def _claim(stage: Stage, order: str) -> None:
@@ -358,11 +350,11 @@ KINDS: dict[str, Callable[[Stage], Kind]] = {
     "fenced step": _fenced_step,
     "commit": _commit,
     "transaction": _transaction,
-    "function": _function,
+    "function": lambda stage: _of_function(stage, stage.charge),
     "coroutine": _coroutine,
     "item": _item,
     "recursion": _recursion,
-    "recursive task": _recursive_task,
+    "recursive task": lambda stage: _of_task(stage, _recursing(stage, lambda order: stage.app.tasks["charge"](order))),
     "conflict": lambda stage: replace(_of_task(stage, stage.charge), before=lambda order: _claim(stage, order)),
     "takeover": _takeover,
     "replay": _replay,

@@ -101,7 +101,6 @@ class Kind(StrEnum):
 
     @cached_property
     def promise(self) -> Promise:
-        """Of its effect."""
         if self.is_bare:
             return PROMISES[self]
         most = None if self is Kind.STEP else 1
@@ -114,7 +113,6 @@ class Kind(StrEnum):
 
     @property
     def is_large(self) -> bool:
-        """Whether results are kept as objects."""
         return "object" in self
 
 

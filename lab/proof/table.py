@@ -71,7 +71,6 @@ def save(campaign: str, rows: Iterable[Row], folder: Path = FOLDER, **besides: o
 
 
 def read(folder: Path = FOLDER) -> list[Row]:
-    """The rows of all campaigns that were kept."""
     documents = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
     return [_row(each) for document in documents for each in document.get("rows", [])]
 

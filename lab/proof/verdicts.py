@@ -37,7 +37,6 @@ class Promise:
 
     @cached_property
     def policy(self) -> Policy:
-        """The task's policy."""
         return Policy(on_takeover=self.on_takeover, remember=(Remembered,))
 
     def allows(self, effects: int, *, unknown: bool = True) -> bool:
@@ -64,7 +63,6 @@ class Told:
 
     @property
     def is_outcome(self) -> bool:
-        """Whether something was reported as done."""
         return self.how in ("finished", "failed")
 
 
@@ -79,7 +77,6 @@ TOLD = (Remembered, InFlight, LeaseLost, StoreUnavailable, OutcomeUnknown, Resul
 
 
 def told_of(error: Exception) -> Told:
-    """One of :data:`TOLD` in words."""
     match error:
         case Remembered():
             return Told("failed", str(error))
@@ -99,7 +96,6 @@ def tell(delivery: Delivery, body: Body) -> Told:
 
 
 def snapshot(record: Record) -> str:
-    """All of a record, to be compared."""
     return repr(sorted(record.to_fields().items()))
 
 
@@ -200,7 +196,6 @@ class Verdict:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """As a worker reported it."""
         return cls(**{**values, "problems": tuple(values["problems"])})
 
 
@@ -212,7 +207,6 @@ class Tally:
     problems: list[Verdict] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """As a worker reports it."""
         return {"seen": self.seen, "problems": [asdict(each) for each in self.problems]}
 
     def merge(self, found: Mapping[str, Any]) -> int:

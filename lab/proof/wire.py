@@ -46,7 +46,6 @@ class _Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def do_POST(self) -> None:
-        """Execute the order of a request."""
         word, _, name = self.headers.get(ORDER, "pass").partition(" ")
         request = dict(self.headers), self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if word in ("held", "stalled"):

@@ -69,8 +69,7 @@ def test_a_broken_rule_is_noticed(rule: str, seen: dict[str, Any]) -> None:
 
 def test_an_outcome_without_an_effect_is_noticed() -> None:
     """A success that was reported for nothing is the worst of all, under every promise."""
-    told = "an outcome was reported and there was no effect"
-    assert all(told in breaches(promise, effects=()) for promise in PROMISES)
+    assert all(any("there was no effect" in each for each in breaches(name, effects=())) for name in PROMISES)
 
 
 PID, WORKER, RESULT = 7, "w", "o by 1"
@@ -98,16 +97,9 @@ def judged(
 ) -> Verdict:
     """What the audit says about one operation; its record is completed, unless said otherwise."""
     children = [Row(what="child", task=WORKER, pid=pid, time=0.0) for pid in (PID, PID + 1)]
-    before, after = drained or record(), final or drained or record()
-    (verdict,) = judge(
-        Evidence(
-            promises={"o": PROMISES[promise]},
-            rows=[*children, *rows],
-            nemeses=nemeses,
-            drained={"o": before},
-            final={"o": after},
-        )
-    )
+    before, after = {"o": drained or record()}, {"o": final or drained or record()}
+    everything: Any = {"rows": [*children, *rows], "nemeses": nemeses, "drained": before, "final": after}
+    (verdict,) = judge(Evidence(promises={"o": PROMISES[promise]}, **everything))
     return verdict
 
 
@@ -193,7 +185,6 @@ def test_a_seed_chooses_load_and_nemeses(store: str) -> None:
     planned = soak.plan(2, 1, store)
     assert planned == soak.plan(2, 1, store) != soak.plan(2, 2, store)
     assert {strike.kind for strike in planned.strikes} == soak.STORES[store]
-    assert {each.name for each in planned.promises.values()} == set(PROMISES)
     once = {each.operation for each in planned.published_once}
     assert not once & ({each.operation for each in planned.publications if not each.is_once} | planned.bare)
     assert abs(len(once) - len(planned.promises) / 2) <= len(soak.PROMISES)

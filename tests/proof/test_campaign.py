@@ -26,6 +26,8 @@ from lab.proof.verdicts import PROMISES, Result
 from lab.proof.wire import ORDER, wire
 from tests.support.stores import a_store
 
+pytestmark = pytest.mark.timeout(300)
+
 SEED = 5
 MEMORY = Site("")
 SLOW = {"redis-cluster", "mariadb"}
@@ -51,18 +53,6 @@ def test_every_write_and_every_fault_is_met() -> None:
     assert found.tally.problems == []
 
 
-class _Noting(MemoryStore):
-    """Says which writes arrive."""
-
-    def __init__(self, happened: list[str]) -> None:
-        super().__init__()
-        self._happened = happened
-
-    def swap(self, new: Record, expected: str | None) -> Record | None:
-        self._happened.append(new.key)
-        return super().swap(new, expected)
-
-
 @pytest.mark.parametrize(
     ("fault", "happens"),
     [
@@ -81,7 +71,13 @@ class _Noting(MemoryStore):
 def test_a_fault_does_what_its_name_says(fault: Fault | None, happens: str) -> None:
     """To the first of two writes: what arrives, and what their sender is told."""
     happened: list[str] = []
-    world = _Writes(itertools.repeat(_Noting(happened)), "none")
+
+    class Noting(MemoryStore):
+        def swap(self, new: Record, expected: str | None) -> Record | None:
+            happened.append(new.key)
+            return super().swap(new, expected)
+
+    world = _Writes(itertools.repeat(Noting()), "none")
     strikes = () if fault is None else (Strike(Operation.ANNOUNCEMENT, fault),)
     task = Task(world, Plan(promise=PROMISES["exactly once"], strikes=strikes))
     sender = OneDelivery(world.store, task, PUBLISHER)
@@ -126,7 +122,6 @@ def some(requests: Site, tasks: int, **options: Any) -> Result:
     return found
 
 
-@pytest.mark.timeout(300)
 def test_no_single_fault_of_a_request_breaks_a_promise(requests: Site) -> None:
     """Every operation with every fault, some for so and so many tries: no cell of both is empty."""
     found = some(requests, SINGLES // 3, every=3)
@@ -136,16 +131,7 @@ def test_no_single_fault_of_a_request_breaks_a_promise(requests: Site) -> None:
 
 def test_no_random_plan_of_requests_breaks_a_promise(requests: Site) -> None:
     """Several faults, several deliveries at once and leases that end at any step: the promises hold."""
-    assert sum(each.takeovers for each in some(requests, 150, first=SINGLES).rows) > 0
-
-
-@pytest.mark.parametrize("operation", [Operation.LEASE_END, Operation.ANNOUNCEMENT])
-def test_what_is_no_delivery_is_struck_too(requests: Site, operation: Operation) -> None:
-    """Otherwise the zeros say nothing of a lease that is ended for a living owner, or of a publisher's record."""
-    struck = [plan(REQUESTS, SEED, number).strikes[0].operation for number in range(SINGLES)]
-    found = some(requests, 4, first=struck.index(operation))
-    assert [each for each in found.reached if each.endswith(operation)]
-    assert operation is Operation.ANNOUNCEMENT or sum(each.takeovers + each.unknown for each in found.rows) > 0
+    assert sum(each.takeovers for each in some(requests, 100, first=SINGLES).rows) > 0
 
 
 @pytest.mark.nightly

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lab.proof.sweep import EFFECTS, Kind, kinds_of, sweep, why_no_ptrace
+from lab.proof.sweep import Kind, kinds_of, sweep, why_no_ptrace
 from lab.proof.table import CONTROL, Row
 from lab.proof.targets import ALL
 from lab.proof.verdicts import PROMISES, Result
@@ -101,11 +101,6 @@ def test_every_kind_of_effect_keeps_its_promise(name: str) -> None:
 def test_what_is_broken_on_purpose_is_seen(name: str, flaw: str, kinds: list[str], way: str) -> None:
     """One rule of the library undone, or a mistake in a store's own script or statements."""
     assert swept("brief", name, flaw=flaw, kinds=list(kinds), way=way).tally.problems
-
-
-def test_kinds_are_told_apart() -> None:
-    """Every kind of effect can be served by some store."""
-    assert {kind for name in ALL for kind in kinds_of(name)} == set(EFFECTS)
 
 
 # Each holds death before the claim is sent, between its sending and its reply, and at the effect itself.

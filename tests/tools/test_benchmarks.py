@@ -12,7 +12,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from lab.benchmarks.contenders import Tracers
 from lab.benchmarks.environment import Servers
 from lab.benchmarks.growth import CALLS, Cost, Subject, key_of, steepest, url_at
-from lab.benchmarks.timing import Spread, added, ratios, shuffled, spread
+from lab.benchmarks.timing import Spread, added, ratios, spread
 
 COUNT = 30
 SERVERS = {"DynamoDB": "dynamodb_endpoint", "Redis": "redis_server", "PostgreSQL": "postgres", "MariaDB": "mariadb"}
@@ -26,13 +26,6 @@ def test_spreads_are_medians_and_quartiles_of_pairs() -> None:
     assert added([3, 10, 600], [1, 5, 100]) == Spread(median=2, p25=1.5, p75=3.5, count=3)
     with pytest.raises(ValueError, match="zip"):
         ratios([1, 2], [1])
-
-
-def test_order_changes_with_the_round_and_not_with_the_run() -> None:
-    """Nobody always runs after the same neighbour."""
-    orders = [tuple(shuffled("abc", number)) for number in range(50)]
-    assert {order[:2] for order in orders} == {(one, other) for one in "abc" for other in "abc" if one != other}
-    assert orders == [tuple(shuffled("abc", number)) for number in range(50)]
 
 
 def test_tracer_of_the_benchmark_runs_a_key_once() -> None:

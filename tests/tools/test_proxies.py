@@ -2,9 +2,10 @@
 
 import http.client
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,37 +21,44 @@ CLAIM = f"swap app.charge {'1' * 32}".encode()
 OTHER = CLAIM.replace(b"1", b"2")
 
 
-class _Server:
+class _Echo(socketserver.BaseRequestHandler):
     """Answers every request with OK, and remembers it."""
 
-    def __init__(self) -> None:
-        self.requests: list[bytes] = []
-        self.listener = socket.create_server((HOST, 0))
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
+    def handle(self) -> None:
         with suppress(OSError):
-            while True:
-                connection, _ = self.listener.accept()
-                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            while request := self.request.recv(1 << 16):
+                self.server.requests.append(request)  # type: ignore[attr-defined]
+                self.request.sendall(b"OK")
 
-    def _answer(self, connection: socket.socket) -> None:
-        with suppress(OSError), connection:
-            while request := connection.recv(1 << 16):
-                self.requests.append(request)
-                connection.sendall(b"OK")
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__((HOST, 0), _Echo)
+        self.requests: list[bytes] = []
+
+
+@contextmanager
+def serving(server: socketserver.BaseServer) -> Iterator[None]:
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture
 def server() -> Iterator[_Server]:
     server = _Server()
-    yield server
-    server.listener.close()
+    with serving(server):
+        yield server
 
 
 @pytest.fixture
 def line(server: _Server) -> Iterator[Line]:
-    with Line(HOST, server.listener.getsockname()[1], r"app\.(\w+)") as line:
+    with Line(HOST, server.server_address[1], r"app\.(\w+)") as line:
         yield line
 
 
@@ -98,8 +106,8 @@ def test_either_end_is_cut_off_with_the_other(line: Line, server: _Server) -> No
     """A killed worker's connection does not stay open, nor one to a server that has gone."""
     ask(line, b"hello")
     wait_until(lambda: not line._open, "the connection is gone")
-    server.listener.shutdown(socket.SHUT_RDWR)
-    server.listener.close()
+    server.shutdown()
+    server.server_close()
     assert ask(line, CLAIM) == [b""]
 
 
@@ -143,14 +151,9 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 @pytest.fixture
 def port(applied: list[bytes]) -> Iterator[int]:
-    with ThreadingHTTPServer((HOST, 0), _Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        with wire(f"{HOST}:{server.server_port}") as port:
-            yield port
-        server.shutdown()
-        thread.join()
+    server = ThreadingHTTPServer((HOST, 0), _Handler)
+    with serving(server), wire(f"{HOST}:{server.server_port}") as port:
+        yield port
 
 
 def send(port: int, order: str, body: bytes = b"claim") -> int | type[Exception]:

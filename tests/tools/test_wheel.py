@@ -75,8 +75,9 @@ def wheel(dist: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def metadata(wheel: Path) -> Message:
-    """What an index page is made of."""
+def metadata(dist: Path, wheel: Path) -> Message:
+    """What an index page is made of, which takes it with a description that it can show."""
+    run(sys.executable, "-m", "twine", "check", "--strict", *(str(each) for each in dist.iterdir()), cwd=dist)
     with ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
         return message_from_bytes(archive.read(name))
@@ -96,19 +97,20 @@ def test_the_distributions_hold_the_package_and_nothing_else(dist: Path, wheel: 
     (source,) = dist.glob("*.tar.gz")
     with tarfile.open(source) as opened:
         files = {each.name.split("/", 1)[1] for each in opened if each.isfile()}
-    generated = {"PKG-INFO"} | {each for each in files if each.startswith("celery_idempotent.egg-info/")}
-    built_with = {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py"}
-    pages = {path for path in tracked if path.startswith("docs/")} | {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
-    assert files - generated == built_with | package | pages
+    held = {each for each in files if not each.startswith(("PKG-INFO", "celery_idempotent.egg-info/"))}
+    beside = "LICENSE MANIFEST.in README.md pyproject.toml setup.cfg setup.py CHANGELOG.md CONTRIBUTING.md SECURITY.md"
+    assert held == {*beside.split(), *package, *(path for path in tracked if path.startswith("docs/"))}
 
 
-def test_an_index_accepts_the_distributions(dist: Path) -> None:
-    """With a description that it can show."""
-    run(sys.executable, "-m", "twine", "check", "--strict", *(str(each) for each in dist.iterdir()), cwd=dist)
-
-
-def test_links_and_pictures_of_the_description_live_on_an_index_page(metadata: Message) -> None:
+def test_an_index_page_names_the_project_and_its_links_and_pictures_live(metadata: Message) -> None:
     """They are absolute; those into the project lead to a file of it, and pictures are fetched as files."""
+    assert (metadata["Author"], metadata["License-Expression"]) == ("celery-idempotent contributors", "Apache-2.0")
+    assert dict(each.split(", ") for each in metadata.get_all("Project-URL", [])) == {
+        "Source": HOME,
+        "Changelog": f"{HOME}/blob/main/CHANGELOG.md",
+        "Documentation": PAGES.removesuffix("troubleshooting"),
+        "Issues": f"{HOME}/issues",
+    }
     text = str(metadata.get_payload())
     page = render(text, variant="GFM")
     assert page is not None
@@ -119,17 +121,6 @@ def test_links_and_pictures_of_the_description_live_on_an_index_page(metadata: M
     assert {path for path in paths if not (ROOT / path).exists()} == set()
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text)
     assert [each.removeprefix(f"{RAW}/main/") for each in pictures] == ["docs/pictures/demo.svg"]
-
-
-def test_metadata_names_the_project_and_its_pages(metadata: Message) -> None:
-    """The people are the contributors; each page of the project has a link of its own."""
-    assert (metadata["Author"], metadata["License-Expression"]) == ("celery-idempotent contributors", "Apache-2.0")
-    assert dict(each.split(", ") for each in metadata.get_all("Project-URL", [])) == {
-        "Source": HOME,
-        "Changelog": f"{HOME}/blob/main/CHANGELOG.md",
-        "Documentation": PAGES.removesuffix("troubleshooting"),
-        "Issues": f"{HOME}/issues",
-    }
 
 
 @pytest.mark.nightly
