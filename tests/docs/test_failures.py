@@ -30,16 +30,13 @@ from celery_idempotent.integration.task import guard
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
+from celery_idempotent.testing.scenarios import WorkerDied
 from tests.support.deliveries import Ended, an_app, deliver
 from tests.support.documents import DOCS, table
 
 PAGE = DOCS / "reference/failures.md"
 LEASE_AND_GRACE = 61_000
 LOST = "request lost"
-
-
-class WorkerDied(BaseException):
-    """The process is gone: it writes nothing any more."""
 
 
 class Scene:
@@ -121,17 +118,18 @@ def ends(*states: str, faults: tuple[Any, ...] = (), effects: int | None = None)
 
 
 def dies(place: str) -> Act:
+    """At once, or before or after the effect."""
+
     def act(scene: Scene) -> None:
-        if place == "at once":
-            scene.dead = True
-        else:
-            setattr(scene, place, scene.die)
+        setattr(scene, place, True if place == "dead" else scene.die)
         assert scene.deliver().state == "DIED"
 
     return act
 
 
 def is_stopped(place: str) -> Act:
+    """Before or after the effect."""
+
     def act(scene: Scene) -> None:
         setattr(scene, place, partial(stop, scene))
         assert scene.deliver().state == "STOPPED"
@@ -255,7 +253,7 @@ def is_forgotten(scene: Scene) -> None:
 
 completes = ends("SUCCESS")
 ROWS: list[Act | tuple[Act, dict[str, Any]]] = [
-    dies("at once"),
+    dies("dead"),
     ends("RETRY", faults=(LOST,) * 2, effects=0),
     ends("SUCCESS", faults=("reply lost",)),
     ends("RETRY", faults=("reply lost",) * 2, effects=0),

@@ -282,14 +282,6 @@ def test_call_while_both_run(stage: Stage, row: dict[str, str]) -> None:
     assert row["the second call gets"] == ("**a second body**" if stage.bodies > 1 else f"{result}; no body")
 
 
-@pytest.mark.parametrize("system", ["theirs"])
-def test_body_with_both_guards_has_its_attempt(stage: Stage, system: str) -> None:
-    """Powertools stands between the claim and the body, and takes nothing from it."""
-    both = idempotent(Policy("order.id"), store=stage.url, name="attempt")
-
-    assert both(stage.guard(lambda order: current_attempt().effect_key("charge")))(order=ORDER)
-
-
 class Declined(Exception):
     pass
 

@@ -180,9 +180,8 @@ def setting(request: pytest.FixtureRequest, unchanged_celery: None) -> Setting:
 RERUN, REFUSE = "`Keyed(window=w)`", '`Keyed(window=w, on_takeover="refuse")`'
 
 
-def paying(setting: Setting, column: str = "charges", hours: int = 24) -> Scene:
-    policy = ', on_takeover="refuse"' if column == REFUSE else ""
-    edit = ("hours=24)", f"hours={hours}){policy}")
+def paying(setting: Setting, column: str = "charges") -> Scene:
+    edit = ("hours=24)", 'hours=24), on_takeover="refuse"' if column == REFUSE else "hours=24)")
     scene = setting("payment-api", "charge", "o-1", 500, gateway=Gateway, edit=edit)
     scene.counts = {column: lambda: len(scene.names["gateway"].charges)}
     return scene
@@ -565,22 +564,6 @@ def test_effects_are_as_many_as_the_page_says(
     assert len(outcomes) <= 1, "all that have an outcome have the same"
     if scene.stalled and not unknown:
         assert {end.state for end in scene.play.ends} == {"SUCCESS"}, "the stalled one reports its successor's"
-
-
-@pytest.mark.parametrize(("hours", "charges", "status"), [(24, 2, Status.COMPLETED), (21, 1, Status.UNKNOWN)])
-def test_window_has_to_have_room_for_a_request_that_hangs(
-    setting: Setting, hours: int, charges: int, status: Status
-) -> None:
-    """One that left within the memory of the API and arrives after it is a second charge."""
-    scene = paying(setting, REFUSE, hours)
-    (act,) = comes(23, "after call")
-    act(scene)
-    if status is Status.COMPLETED:
-        scene.stage.plan("before call", lambda: setattr(scene.stage, "ahead", scene.stage.ahead + 2 * HOUR))
-
-    scene.play.until_all_is_known()
-
-    assert (len(scene.names["gateway"].charges), scene.status) == (charges, status)
 
 
 def by_token(index: Index, step: Any) -> str:
