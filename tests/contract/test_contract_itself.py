@@ -522,7 +522,7 @@ FLAWS_OF_PROCESSES = {
 @pytest.mark.parametrize(
     ("noticed_by", "flaw"), [(test, flaw) for test, flaws in FLAWS_OF_PROCESSES.items() for flaw in flaws]
 )
-def test_store_that_cannot_share_with_processes_is_noticed(
+def test_flaw_of_processes_is_noticed(
     noticed_by: str, flaw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Locks that only threads see, connections that a child inherited, and locks that nobody gives back."""

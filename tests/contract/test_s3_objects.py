@@ -67,9 +67,7 @@ def test_bucket_keeps_what_it_is_given(bucket: Bucket) -> None:
         objects.get("shop/a/b")
 
 
-def test_bucket_is_checked_by_what_a_task_will_do(
-    aws: EmbeddedAws, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bucket_is_checked_as_a_task_uses_it(aws: EmbeddedAws, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below the prefix, which may be all that is granted; the environment names endpoint and login as elsewhere."""
     Offloading(MemoryStore(), bucket.large).verify()
     assert bucket.names == ["shop/celery-idempotent-check"]

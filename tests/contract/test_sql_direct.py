@@ -72,7 +72,7 @@ def test_both_ways_say_the_same(driven: Database) -> None:
 
 
 @pytest.mark.parametrize("is_its_own", [True, False], ids=["server", "pooler"])
-def test_what_is_sent_often_is_prepared_unless_there_is_a_pooler(
+def test_nothing_is_prepared_on_a_pooler(
     postgresql: Database, monkeypatch: pytest.MonkeyPatch, is_its_own: bool
 ) -> None:
     """psycopg does so by itself, with the very statement, which the server then plans once.

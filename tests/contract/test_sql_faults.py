@@ -103,9 +103,7 @@ def test_paths_cost_what_the_documentation_says(served: Database) -> None:
 
 @pytest.mark.parametrize("cut", [TcpProxy.cut_reply, TcpProxy.cut_request], ids=["reply", "request"])
 @pytest.mark.parametrize("is_new", [True, False], ids=["claim", "replacement"])
-def test_lost_message_is_no_certain_answer_and_the_repeated_swap_knows_its_own(
-    served: Database, cut: Callable[..., Any], is_new: bool
-) -> None:
+def test_swap_that_is_sent_again_knows_its_own_write(served: Database, cut: Callable[..., Any], is_new: bool) -> None:
     """From the outside it looks the same, whether it was written or not; the second call has won in either case."""
     with _behind(served) as (store, proxy):
         seen = None if is_new else a_claim(store)

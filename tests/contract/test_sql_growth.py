@@ -101,7 +101,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ("wanted", "found", "index"),
     [({"status": Status.UNKNOWN}, 20, "status"), ({"label": "acme/7"}, 20, "label"), ({"task": "none"}, 0, None)],
 )
-def test_list_is_read_by_its_index(
+def test_list_reads_its_index(
     large: tuple[Database, str], wanted: dict[str, Any], found: int, index: str | None
 ) -> None:
     """The twenty that are meant are found without a look at the others; the plan shows if there is no index."""
@@ -124,7 +124,7 @@ def test_list_is_read_by_its_index(
 
 
 @pytest.mark.parametrize("name", ["t_{0}", "T {0}"])
-def test_purge_goes_on_where_the_batch_before_had_enough(
+def test_purge_goes_on_where_a_batch_had_enough(
     postgresql: Database, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Every outcome that is forgotten goes, wherever in the table it is, and each time somebody purges."""

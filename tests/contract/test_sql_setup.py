@@ -76,7 +76,7 @@ _NO_KEY = ("ALTER TABLE {0} RENAME TO {0}_old", "CREATE TABLE {0} AS SELECT * FR
         *((place, ["ALTER TABLE {0} ADD COLUMN mine INTEGER NOT NULL"]) for place in ("postgresql", "mysql")),
     ],
 )
-def test_table_that_tells_no_operations_apart_or_takes_no_record_is_refused(
+def test_table_that_cannot_keep_records_apart_is_refused(
     place: str, changes: list[str], request: pytest.FixtureRequest
 ) -> None:
     """By the check before a worker starts."""
@@ -460,9 +460,7 @@ _MIB = 1024 * 1024
 
 
 @pytest.mark.parametrize("large", ['"' * 400_000, "é" * 400_000, b"\0" * 400_000, "x" * 2_000_000, b"x" * 2_000_000])
-def test_record_over_the_largest_packet_is_refused_and_one_under_it_is_kept(
-    mysql: Database, large: str | bytes
-) -> None:
+def test_record_over_the_largest_packet_alone_is_refused(mysql: Database, large: str | bytes) -> None:
     """MySQL hangs up on a larger statement, which would look like an outage that never ends."""
     with _set(mysql, "max_allowed_packet", _MIB), mysql.store() as store, mysql.engine() as engine:
         claimed = a_claim(store)

@@ -99,7 +99,7 @@ class TestSealedTransactions(TestTransactions):
         return sealed(place.store)
 
 
-def test_connection_lost_where_a_transaction_begins_is_an_outage(
+def test_connection_lost_as_a_transaction_begins_is_an_outage(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLAlchemy hands on what a driver says to a new isolation level; taken for an outcome it would be final."""
@@ -193,9 +193,7 @@ def test_connection_lost_in_a_commit_is_an_outage_and_elsewhere_nobodys_error(pl
 
 
 @pytest.mark.parametrize("strike", [None, SoftTimeLimitExceeded])
-def test_connection_lost_after_the_commit_costs_no_place_in_the_pool(
-    mysql: Database, strike: type[BaseException] | None
-) -> None:
+def test_connection_lost_after_a_commit_leaves_the_pool(mysql: Database, strike: type[BaseException] | None) -> None:
     """MySQL is told of the end of the transaction's mode when all that counts is done, and may be gone by then."""
     with mysql.store(pool_size=1, timeout=0.5) as store:
         record = a_record()

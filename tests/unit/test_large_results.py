@@ -211,9 +211,7 @@ def test_time_limit_that_strikes_in_the_put_is_raised_after_the_record(scene: La
         (1_000, 10, 200, "400 KB", 1),
     ],
 )
-def test_what_a_record_has_no_room_for_is_an_object_or_lost(
-    over: int | None, room: int, size: int, lost: str, puts: int
-) -> None:
+def test_what_has_no_room_is_an_object_or_lost(over: int | None, room: int, size: int, lost: str, puts: int) -> None:
     """It is completed in any case."""
     scene, value = LargeScene(over=over or 0), "x" * size
     if over is None:
@@ -274,7 +272,7 @@ def _changes(change: Callable[[bytes], bytes]) -> Callable[[LargeScene], None]:
         ),
     ],
 )
-def test_object_that_cannot_be_used_is_a_lost_result(
+def test_unusable_object_is_a_lost_result(
     done: LargeScene, break_it: Callable[[LargeScene], object], reason: str
 ) -> None:
     """It is told so, the body never runs again, and nothing of another operation is read or deleted."""

@@ -111,7 +111,7 @@ _ASKS: list[Callable[[Scripted], object]] = [
 
 @pytest.mark.parametrize("ask", _ASKS)
 @pytest.mark.parametrize(("code", "told"), [(LOST, StoreUnavailable), (NO_TABLE, StoreMisconfigured)])
-def test_statement_without_an_answer_is_not_sent_again(
+def test_unanswered_statement_is_not_repeated(
     ask: Callable[[Scripted], object], code: str, told: type[Exception]
 ) -> None:
     """It may have been executed; whoever asked decides, and is told by the driver's error without the statement."""

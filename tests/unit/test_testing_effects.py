@@ -450,9 +450,7 @@ def test_step_that_takes_its_beginning_back_is_followed(shop: Rehearsals) -> Non
     assert "the worker dies before the withdrawal of step 'text'" in rows(shop.report(task))
 
 
-def test_commit_is_once_and_without_its_condition_is_reported(
-    shop: Rehearsals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_is_once_and_reported_without_its_condition(shop: Rehearsals, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it writes is kept in the rehearsal's store; it is one of the writes at which all is tried."""
     write = {"Update": {"TableName": "stock", "Key": {"sku": "a"}}}
     task = shop.task(lambda task, to: current_attempt().commit("reserved", [write]))
