@@ -203,19 +203,6 @@ def test_server_that_hangs_is_given_up_within_seconds(served: Database) -> None:
         a_claim(store)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_of_several_hosts_the_one_that_can_be_written_is_found(postgresql: Database, driver: str) -> None:
-    """libpq skips a host that is gone, and one that only reads."""
-    assert postgresql.server is not None
-    with TcpProxy(postgresql.server.port) as gone:
-        nobody = gone.port
-    hosts = f"host=127.0.0.1:{nobody}&host=127.0.0.1:{postgresql.server.port}&target_session_attrs=read-write"
-    with postgresql.store() as provisioned:
-        url = f"postgresql+{driver}://postgres@/postgres?{hosts}"
-        with postgresql.reopened(provisioned.table.name, url=url) as store:
-            a_claim(store)
-
-
 @contextmanager
 def _transaction(database: Database, **options: Any) -> Iterator[Connection]:
     """Somebody's transaction; it is rolled back unless the block commits it."""

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 from uuid import uuid4
 
@@ -187,16 +186,3 @@ def test_table_in_partitions_is_purged(postgresql: Database) -> None:
     with postgresql.reopened(name) as store:
         _operations(store, 20)
         assert [store.purge(15) for _ in range(3)] == [15, 5, 0]
-
-
-def test_table_does_not_grow_where_as_much_is_purged_as_comes(postgresql: Database) -> None:
-    """PostgreSQL's own vacuum gives the room to what comes next; nobody needs to rewrite the table."""
-    sizes = []
-    with postgresql.store() as store:
-        for _ in range(4):
-            _operations(store, 300)
-            sizes += _asked(postgresql, f"SELECT pg_relation_size('{store.table.name}')")[0]
-            assert sum(islice(iter(lambda: store.purge(100), 0), 3)) == 300
-            postgresql.do(f"VACUUM {store.table.name}")
-
-    assert max(sizes[1:]) <= sizes[0] * 1.1

@@ -428,32 +428,12 @@ def test_session_is_set_up_as_documented(database: Database) -> None:
         assert {each: connection.execute(text(each)).scalar_one() for each in questions} == questions
 
 
-def test_isolation_of_the_server_does_not_matter(postgresql: Database) -> None:
-    """With a default of SERIALIZABLE concurrent claims would end in errors, or be sent again and again."""
-    with postgresql.store() as provisioned:
-        postgresql.do("ALTER DATABASE postgres SET default_transaction_isolation = 'serializable'")
-        try:
-            with postgresql.reopened(provisioned.table.name) as store:
-                for _ in range(10):
-                    seen = a_record()
-                    answers = race([partial(store.swap, a_rival(seen), None) for _ in range(8)])
-                    assert len({each.revision for each in answers if each}) == 1
-        finally:
-            postgresql.do("ALTER DATABASE postgres RESET default_transaction_isolation")
-
-
 def test_mysql_that_begins_a_transaction_where_one_ends_is_told_not_to(mysql: Database) -> None:
     """The check ends one; a claim on the same connection would count as won, and be gone with the connection."""
     with mysql.store() as other, _set(mysql, "completion_type", "'CHAIN'"), mysql.reopened(other.table.name) as store:
         store.verify()
         record = a_claim(store)
         assert other.get(record.key) == record
-
-
-def test_mysql_that_would_cut_text_to_fit_is_told_not_to(mysql: Database) -> None:
-    """Without strict mode a key of 2049 bytes would become another operation's."""
-    with _set(mysql, "sql_mode", "''"), mysql.store() as store, pytest.raises(RecordTooLarge):
-        store.swap(replace(a_record(), key="k" * 2049), None)
 
 
 _MIB = 1024 * 1024
