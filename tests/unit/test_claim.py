@@ -111,16 +111,6 @@ class TestAsking:
         ]
         assert second.fencing_token > first.fencing_token
 
-    def test_late_claim_of_a_dead_sender_is_harmless(self, scene: Scene) -> None:
-        """One that lands after its sender gave up cannot replace what was stored meanwhile."""
-        scene.plan("claim", "request lost", "request lost")
-        with pytest.raises(StoreUnavailable):
-            claimed(scene)
-        claimed(scene).complete(ONE)
-        before = scene.record
-        scene.store.store.swap(scene.store.swaps[0], None)
-        assert scene.record == before
-
     def test_effect_key_fits_payment_apis(self) -> None:
         """The same for an operation and a name, whatever text that is; 64 plain characters."""
         keys = {effect_key("k", name) for name in ("charge", "charge", "mail", "half of a pair: \ud83d")}
@@ -328,28 +318,6 @@ class TestWriting:
             bool(re.fullmatch(r"event=idempotency.result_recorded key=k seconds=1\d\.\d", each)) for each in recorded
         ]
         assert told == [True] * (ends is Written)
-
-    @pytest.mark.parametrize(
-        ("act", "told"),
-        [
-            (lambda claim: claim.complete(ONE), LeaseLost),
-            (lambda claim: claim.fail(ONE, "boom"), LeaseLost),
-            (lambda claim: claim.ensure_owned(), LeaseLost),
-            (lambda claim: claim.begin_step("charge"), LeaseLost),
-            (lambda claim: claim.finish_step("charge", Finished(ONE)), LeaseLost),
-            (lambda claim: claim.release(), Lost),
-            (lambda claim: claim.give_up("why"), Lost),
-            (lambda claim: claim.abandon(), Lost),
-            (lambda claim: claim.renew(), type(None)),
-        ],
-    )
-    def test_zombie_writes_nothing(self, scene: Scene, act: Act, told: type) -> None:
-        """The record stays its successor's, who completes it."""
-        stale, successor = claimed(scene), taken_over(scene)
-        before = scene.record
-        assert scene.answer(lambda: act(stale)) is told
-        assert (scene.record, stale.is_over) == (before, True)
-        assert successor.complete(TWO) == Written()
 
     @pytest.mark.parametrize("is_completed", [False, True])
     def test_zombie_that_knows_of_its_loss_asks_no_more(self, scene: Scene, is_completed: bool) -> None:
