@@ -51,9 +51,9 @@ def strike(
     patch.setattr(owner, name, struck)
 
 
-def charging(scene: Scene) -> Callable[[ProtectedAttempt], Any]:
+def charge(scene: Scene, handle: ProtectedAttempt) -> Any:
     """A body of one step."""
-    return lambda handle: handle.step("charge", scene.call)
+    return handle.step("charge", scene.call)
 
 
 @pytest.mark.parametrize("moment", ["finish", "COMPLETED"])
@@ -67,20 +67,32 @@ def test_limit_in_a_pause_between_two_tries_waits_for_the_write(scene: Scene, mo
 
     scene.clock.on_sleep = struck
     with pytest.raises(SoftTimeLimit):
-        scene.perform(charging(scene))
-    assert scene.perform(charging(scene)) == Outcome("receipt 1")
+        scene.perform(lambda handle: charge(scene, handle))
+    assert scene.perform(lambda handle: charge(scene, handle)) == Outcome("receipt 1")
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Codec, "keep"), (Codec, "encode"), (Codec, "decode")])
 @pytest.mark.parametrize("error", [LIMIT, SystemExit()])
-def test_what_strikes_while_a_result_is_encoded_costs_no_outcome(
-    scene: Scene, owner: Any, name: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "at", "body", "status"),
+    [
+        (Codec, "keep", "before", charge, Status.RELEASED),
+        (Codec, "encode", "before", charge, Status.RELEASED),
+        (Codec, "decode", "before", charge, Status.RELEASED),
+        (Delivery, "_complete", "before", charge, Status.COMPLETED),
+        (Delivery, "_complete", "after", charge, Status.COMPLETED),
+        (Delivery, "_end", "before", raising(LookupError()), Status.RELEASED),
+        (Delivery, "_end", "after", raising(LookupError()), Status.RELEASED),
+    ],
+)
+def test_what_strikes_between_two_lines_costs_no_outcome(
+    scene: Scene, owner: Any, name: str, at: str, body: Any, status: Status, error: BaseException, monkeypatch: Any
 ) -> None:
-    """Of a step, whose call has returned: what cannot be encoded fails twice, so a limit is not taken for that."""
-    strike(monkeypatch, owner, name, error=error)
+    """Where a call has returned, or a body has ended: the end is made again, counts once, and is no lost lease."""
+    strike(monkeypatch, owner, name, at=at, error=error)
     with pytest.raises(type(error)):
-        scene.perform(charging(scene))
-    assert scene.perform(charging(scene)) == Outcome("receipt 1")
+        scene.perform(lambda handle: body(scene, handle))
+    assert (scene.status, "lease_lost" in scene.names) == (status, False)
+    assert scene.perform(lambda handle: charge(scene, handle)) == Outcome("receipt 1")
 
 
 class Grudging:
@@ -126,21 +138,6 @@ def test_exit_between_the_claim_and_the_body_leaves_no_heartbeat(scene: Scene, m
         getattr(scene, mode)(lambda claim: "never")
     assert (scene.runs, scene.heartbeat._beats) == (0, {})
     assert (scene.status is Status.RELEASED) is (struck == "the receiver of an event")
-
-
-@pytest.mark.parametrize("at", ["before", "after"])
-@pytest.mark.parametrize(
-    ("method", "body", "status"),
-    [("_complete", lambda claim: "charged", Status.COMPLETED), ("_end", raising(LookupError()), Status.RELEASED)],
-)
-def test_limit_between_two_lines_after_the_body_leaves_its_outcome(
-    scene: Scene, at: str, method: str, body: Any, status: Status, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the end is sent, or when it is stored and noted: it is made again, and counts once."""
-    strike(monkeypatch, Delivery, method, at=at)
-    with pytest.raises(SoftTimeLimit):
-        scene.run(body)
-    assert (scene.status, "lease_lost" in scene.names) == (status, False)
 
 
 def test_limit_behind_the_last_write_of_an_observed_body_is_raised(
