@@ -60,13 +60,6 @@ def test_unused_plugin_imports_nothing(suite: Suite) -> None:
     result.assert_outcomes(passed=1)
 
 
-def test_plugin_can_be_switched_off(suite: Suite) -> None:
-    """By the name of its entry point, as every plugin."""
-    result = suite("def test_nothing(idempotency_store): ...", "-p", "no:celery_idempotent")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*fixture 'idempotency_store' not found*"])
-
-
 def test_program_that_imported_the_package_can_run_pytest(pytester: pytest.Pytester) -> None:
     """pytest marks the packages of plugins for its assertions, and warns if one of them is imported already."""
     pytester.makepyfile(
