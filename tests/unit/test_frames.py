@@ -10,15 +10,15 @@ from celery_idempotent import Policy, idempotent
 from tests.support.deliveries import Shop
 from tests.support.scene import raising
 
-OURS, DECLINE = str(Path(celery_idempotent.__file__).parent), raising(ValueError("declined"))
+OURS = str(Path(celery_idempotent.__file__).parent)
 
 
 @pytest.mark.parametrize("is_task", [True, False])
 def test_a_traceback_of_a_body_shows_at_most_six_frames_of_ours(is_task: bool) -> None:
     """From the call to the author's first line."""
     shop = Shop()
-    shop.does = DECLINE
-    function = idempotent(Policy(), app=shop.app, name="decline")(DECLINE)
+    shop.does = raising(ValueError("declined"))
+    function = idempotent(Policy(), app=shop.app, name="decline")(shop.does)
     with pytest.raises(ValueError, match="declined") as raised:
         shop.charge.apply(("o",), throw=True) if is_task else function()
 
