@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+import warnings
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -218,3 +219,21 @@ def test_commands_tell_what_a_publisher_recorded(left: int, told: str) -> None:
     assert f"status  {told}\n" in commands.run(shop.app, "show", "announced").stdout
     assert "status  RELEASED\n" in commands.run(shop.app, "show", released.key).stdout
     assert commands.run(shop.app, "list").stdout.count(f"\n{told}  ") == 1
+
+
+@pytest.mark.filterwarnings("default")
+def test_check_gives_each_warning_once_and_leaves_those_of_others() -> None:
+    """Celery binds a task twice; what other packages warn of is shown as Python shows it."""
+    app = an_app(worker_pool="solo")
+
+    @app.task(base=IdempotentTask, shared=False, name="late", acks_late=False)
+    def late() -> None: ...
+
+    @app.on_after_finalize.connect(weak=False)
+    def warn(**_: Any) -> None:
+        warnings.warn("deprecated by somebody else", DeprecationWarning, stacklevel=1)
+
+    with pytest.warns(DeprecationWarning, match="somebody else"):
+        told = commands.run(app, "check").stderr
+    (line,) = told.splitlines()
+    assert line.startswith("Warning: late: acks_late is off")
