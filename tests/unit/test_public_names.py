@@ -1,8 +1,10 @@
 """What users may import: the names of the root and the modules that are public. A change here is a change for them."""
 
+import ast
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 import pytest
 
@@ -87,23 +89,8 @@ def test_the_root_holds_rooms_and_public_modules_only() -> None:
     assert found == ROOMS | MODULES | INTERNAL
 
 
-def test_errors_are_the_roots_own() -> None:
-    """Whoever catches one by either path catches the same class."""
-    from celery_idempotent import errors
-
-    for name in PUBLIC["celery_idempotent"]:
-        if hasattr(errors, name):
-            assert getattr(celery_idempotent, name) is getattr(errors, name)
-
-
 def test_all_words_have_one_meaning() -> None:
-    """No two classes of the package share a name, and no decision shares one with an error.
-
-    Except for Django's ``IdempotentTask``, which is the root's with what Django adds.
-    """
-    import ast
-    from pathlib import Path
-
+    """No two classes of the package share a name, but for Django's ``IdempotentTask``, which adds to the root's."""
     seen: dict[str, str] = {}
     for path in sorted(Path(celery_idempotent.__file__).parent.rglob("*.py")):
         if "migrations" in path.parts or path.parts[-2:] == ("django", "__init__.py"):
