@@ -217,27 +217,19 @@ _ALL = ["SELECT", "INSERT", "UPDATE", "DELETE"]
 
 
 @contextmanager
-def _clerk(database: Database, **rights: list[str]) -> Iterator[str]:
-    """The URL of a user with nothing but some rights, by table."""
+def _allowed(database: Database, on_records: list[str], *on_outbox: str) -> Iterator[tuple[SQLStore, SQLStore]]:
+    """A store as a user with nothing but these rights has it, and as we have it."""
     url, is_postgresql = make_url(database.url).set(username="clerk"), database.dialect == "postgresql"
     user = "clerk" if is_postgresql else "clerk@'127.0.0.1'"
-    database.do("CREATE ROLE clerk LOGIN" if is_postgresql else f"CREATE USER {user} IDENTIFIED BY 'pass'")
+    database.do("CREATE ROLE clerk LOGIN" if is_postgresql else f"CREATE USER {user}")
     try:
-        database.do(
-            *(f"GRANT {', '.join(granted)} ON {table} TO {user}" for table, granted in rights.items() if granted)
-        )
-        yield (url if is_postgresql else url.set(password="pass")).render_as_string(hide_password=False)
+        with database.store() as ours:
+            for table, granted in ((ours.table, on_records), (ours.outbox, on_outbox)):
+                database.do(*(f"GRANT {each} ON {table.name} TO {user}" for each in granted))
+            with database.reopened(ours.table.name, url=str(url)) as theirs:
+                yield theirs, ours
     finally:
         database.do(*(["DROP OWNED BY clerk", "DROP ROLE clerk"] if is_postgresql else [f"DROP USER {user}"]))
-
-
-@contextmanager
-def _allowed(database: Database, on_records: list[str], *on_outbox: str) -> Iterator[tuple[SQLStore, SQLStore]]:
-    """A store as somebody with these rights has it, and as we have it."""
-    with database.store() as ours:
-        rights = {ours.table.name: on_records, ours.outbox.name: [*on_outbox]}
-        with _clerk(database, **rights) as url, database.reopened(ours.table.name, url=url) as theirs:
-            yield theirs, ours
 
 
 def test_worker_needs_the_documented_rights_and_no_more(served: Database) -> None:
