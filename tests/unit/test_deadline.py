@@ -1,7 +1,5 @@
 """A body's deadline: what it may still do when that is over, what is told, and who may take over."""
 
-import threading
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -9,17 +7,12 @@ import pytest
 
 from celery_idempotent import DeadlineExceeded, LeaseLost, OutcomeUnknown
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
-from celery_idempotent.engine.claim import Claim, claim, new_nonce
+from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Conflict, Outcome
-from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.protocol.keys import Identity
-from celery_idempotent.protocol.operation import Run, Written
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Finished, from_plain
-from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import FakeClock, FaultyStore
-from tests.support.scene import Scene, an_operation, raising
-from tests.support.waiting import wait_until
+from tests.support.scene import Scene, raising
 
 LIMITED: dict[str, Any] = {"lease": 60, "deadline": 120}
 NEVER = raising(AssertionError("called"))
@@ -224,50 +217,3 @@ def test_somebody_else_takes_over_after_the_last_renewed_lease(scene: Scene) -> 
 
     assert scene.run(body, **LIMITED) == Outcome("theirs")
     assert met == [Conflict, "theirs"]
-
-
-def test_heartbeat_renews_until_the_deadline_and_then_tells() -> None:
-    """On a real clock: at once and once, though the body does nothing; then the lease runs out."""
-    store, beats, told = FaultyStore(MemoryStore()), Heartbeat(), threading.Semaphore(0)
-    claimed_at = time.monotonic()
-    decision = claim(store, an_operation())
-    assert isinstance(decision, Run)
-    brief = decision.record.but(lease_until=store.now() + 300, revision=new_nonce())
-    assert store.store.swap(brief, decision.record.revision) == brief
-    late: list[float] = []
-
-    def tell(claimed: Claim) -> None:
-        late.append(time.monotonic())
-        told.release()
-
-    attempt = Claim(store, brief, lease=300, retain=60_000, claimed_at=claimed_at, deadline=750, tell_late=tell)
-    beats.start(attempt)
-    assert told.acquire(timeout=60)
-    assert late[0] >= claimed_at + 0.75
-    wait_until(lambda: attempt not in beats._beats, "it is renewed no more")
-    written = store.get("k")
-    assert written is not None
-    assert written.lease_until > brief.lease_until, "it was renewed before"
-    assert not told.acquire(blocking=False)
-    assert isinstance(attempt.complete(None), Written)
-
-
-def test_heartbeat_looks_at_the_deadline_and_no_earlier_than_it() -> None:
-    """A look at a third of a lease of an hour would come too late; a moment too early would renew once more."""
-    clock = FakeClock()
-    beats, store, began = Heartbeat(clock), FaultyStore(MemoryStore(clock.now)), clock.monotonic()
-    decision = claim(store, an_operation(lease=3600))
-    assert isinstance(decision, Run)
-    options: dict[str, Any] = {"claimed_at": began, "clock": clock, "deadline": 3_700_000}
-    attempt = Claim(store, decision.record, lease=3_600_000, retain=1, **options)
-    beats.start(attempt)
-    (beat,) = beats._beats.values()
-    assert beat.due - began == pytest.approx(1200)
-    clock.advance(3_600_000)
-    beat.is_handed_over = True
-    beats._renew(beat)
-    assert beat.due - began == pytest.approx(3700)
-    beats.start(attempt)
-    (beat,) = beats._beats.values()
-    assert beat.due - began == pytest.approx(3700)
-    beats.stop(attempt)

@@ -53,7 +53,7 @@ def _attempt(store: FaultyStore, key: str = "k", lease: int = LEASE, **options: 
     # Shorter than any policy may have it: these tests wait for renewals.
     brief = decision.record.but(lease_until=store.now() + lease, revision=new_nonce())
     assert store.store.swap(brief, decision.record.revision) == brief
-    return Claim(store, brief, lease=lease, retain=60_000, claimed_at=claimed_at, **options)
+    return Claim(store, brief, lease=lease, retain=60_000, **{"claimed_at": claimed_at, **options})
 
 
 @contextmanager
@@ -462,3 +462,39 @@ def test_the_next_renewal_counts_from_the_request_and_not_from_its_reply(store: 
     beats.stop(attempt)
     beats._renew(beat)
     assert _renewals(store) == 1
+
+
+def test_renews_until_the_deadline_and_then_tells(store: FaultyStore, beats: Heartbeat) -> None:
+    """At once and once, though the body does nothing; then the lease runs out."""
+    told, late, began = threading.Semaphore(0), list[float](), time.monotonic()
+
+    def tell(claim: Claim) -> None:
+        late.append(time.monotonic())
+        told.release()
+
+    attempt = _attempt(store, deadline=750, tell_late=tell)
+    beats.start(attempt)
+    assert told.acquire(timeout=60)
+    assert late[0] >= began + 0.75
+    wait_until(lambda: attempt not in beats._beats, "it is renewed no more")
+    assert _renewals(store) > 0
+    assert not told.acquire(blocking=False)
+    assert attempt.complete(None) == Written()
+
+
+def test_looks_at_the_deadline_and_no_earlier_than_it(store: FaultyStore) -> None:
+    """A look at a third of a lease of an hour would come too late; a moment too early would renew once more."""
+    clock = FakeClock()
+    beats, began = Heartbeat(clock), clock.monotonic()
+    attempt = _attempt(store, lease=LONG, claimed_at=began, clock=clock, deadline=3_700_000)
+    dues: list[float] = []
+    for late_by in (0, 3_600_000, 0):
+        clock.advance(late_by)
+        if late_by:
+            beats._beats[attempt].is_handed_over = True
+            beats._renew(beats._beats[attempt])
+        else:
+            beats.start(attempt)
+        dues.append(beats._beats[attempt].due - began)
+    assert dues == pytest.approx([1200, 3700, 3700])
+    beats.stop(attempt)
