@@ -34,14 +34,7 @@ def postgresql(server: EmbeddedPostgres) -> Settings:
 
 def on_postgresql(port: int, name: str) -> Settings:
     """The database ``name`` on a PostgreSQL server of this machine."""
-    return {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": name,
-        "HOST": HOST,
-        "PORT": port,
-        "USER": "postgres",
-        "OPTIONS": {"connect_timeout": 2},
-    }
+    return _on_a_server("postgresql", port, "postgres", name, connect_timeout=2)
 
 
 def mariadb(server: EmbeddedMariaDB) -> Settings:
@@ -55,14 +48,12 @@ def mariadb(server: EmbeddedMariaDB) -> Settings:
 def on_mariadb(port: int, name: str, timeout: int = 10) -> Settings:
     """The database ``name`` on a MariaDB server of this machine; ``timeout`` in seconds."""
     _teach_django_pymysql()
-    return {
-        "ENGINE": "django.db.backends.mysql",
-        "NAME": name,
-        "HOST": HOST,
-        "PORT": port,
-        "USER": "root",
-        "OPTIONS": {"connect_timeout": 2, "read_timeout": timeout, "write_timeout": timeout},
-    }
+    return _on_a_server("mysql", port, "root", name, connect_timeout=2, read_timeout=timeout, write_timeout=timeout)
+
+
+def _on_a_server(kind: str, port: int, user: str, name: str, **options: int) -> Settings:
+    place = {"HOST": HOST, "PORT": port, "USER": user}
+    return {"ENGINE": f"django.db.backends.{kind}", "NAME": name, **place, "OPTIONS": options}
 
 
 @contextmanager
