@@ -107,7 +107,7 @@ def _followed(rows: Sequence[Row]) -> tuple[dict[int, str], set[str]]:
             if row.task_id in at.values():
                 again.add(row.task_id)
             at[row.pid] = row.task_id
-        elif row.what in ("ended", "kill"):
+        elif row.what in ("returned", "kill"):
             at.pop(row.pid, None)
     return at, again
 

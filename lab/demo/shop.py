@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from celery import Celery, current_task
-from celery.signals import task_postrun, task_prerun, worker_ready
 
 from celery_idempotent import IdempotentTask, Policy, current_attempt
-from celery_idempotent.integration.events import SIGNALS
 from lab.demo.gateway import Gateway
 from lab.demo.settings import BACKOFF, LEASE, SLOW_BODY, Settings
-from lab.ledger import Ledger, Row
+from lab.ledger import Ledger
+from lab.witness import note, observe
 
 CHARGE, STOCK, MAIL = "charge_card", "reserve_stock", "send_receipt"
 
@@ -94,28 +93,25 @@ class Shop:
 
     def effect(self, order: str) -> None:
         """Reserve, or send: whatever the running task is called."""
-        self._note("effect", order)
+        self._note("effect")
 
     def run(self, order: str, effect: Callable[[str], None]) -> str:
-        self._note("run", order)
+        self._note("run")
         self._strike("before", order)
         effect(order)
         self._strike("after", order)
         return order
 
-    def _note(self, what: str, order: str, point: str = "") -> None:
+    def _note(self, what: str, point: str = "") -> None:
         attempt, token = _stamp()
-        task, task_id = _short(current_task), current_task.request.id
-        self.ledger.append(
-            Row(what=what, task=task, order=order, task_id=task_id, attempt=attempt, token=token, point=point)
-        )
+        note(self.ledger, what, current_task, attempt=attempt, token=token, point=point)
 
     def _strike(self, point: str, order: str) -> None:
         """Kill or delay this process, if that is the fate of the order here. May not return."""
         task = _short(current_task)
         share = KILLS.get((task, point))
         if share and _is_hit(_number(order), share) and self._is_first(f"{task}-{point}-{order}"):
-            self._note("kill", order, point)
+            self._note("kill", point)
             os.kill(os.getpid(), signal.SIGKILL)
         is_slow = (task, point) == (CHARGE, "before") and _is_hit(_number(order), SLOW)
         if is_slow and any(self._is_first(f"slow-{order}-{run}") for run in range(SLOW_RUNS)):
@@ -160,31 +156,8 @@ def make_app(settings: Settings) -> Celery:
         policy = Policy(**POLICIES[body.__name__], lease=LEASE, backoff=BACKOFF)
         app.task(name=f"plain.{body.__name__}", shared=False)(body)
         app.task(name=f"idempotent.{body.__name__}", shared=False, base=IdempotentTask, idempotent=policy)(body)
-    _observe(shop.ledger)
+    observe(shop.ledger)
     return app
-
-
-def _observe(ledger: Ledger) -> None:
-    """Note every delivery and every signal of the library, from now on and in this process."""
-
-    def ready(**_: Any) -> None:
-        ledger.append(Row(what="ready"))
-
-    def delivered(task_id: str, task: Any, args: Any, kwargs: Any, **_: Any) -> None:
-        first = [*args, *kwargs.values()][0]
-        order = str(first["id"] if isinstance(first, dict) else first)
-        ledger.append(Row(what="delivery", task=_short(task), order=order, task_id=task_id))
-
-    def ended(task_id: str, task: Any, **_: Any) -> None:
-        ledger.append(Row(what="ended", task=_short(task), task_id=task_id))
-
-    def reported(signal: Any, sender: Any, task_id: str | None = None, **_: Any) -> None:
-        ledger.append(Row(what=signal.name, task=_short(sender), task_id=task_id or ""))
-
-    for celerys, receiver in ((worker_ready, ready), (task_prerun, delivered), (task_postrun, ended)):
-        celerys.connect(receiver, weak=False)
-    for ours in SIGNALS.values():
-        ours.connect(reported, weak=False)
 
 
 if "LAB_FOLDER" in os.environ:

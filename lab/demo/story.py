@@ -68,7 +68,7 @@ class Story:
                     return self._line(row, self._name(subject), f"{row.pid} killed right {row.point} its effect")
             case "effect":
                 self._times[subject] += 1
-            case "ended" if row.pid in self._at:
+            case "returned" if row.pid in self._at:
                 return self._end(row, *self._at.pop(row.pid))
             case "store_killed":
                 return self._line(row, "store", "killed; it is back with all that it had acknowledged")

@@ -31,21 +31,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import boto3
-from celery import Celery, Task
-from celery.signals import task_postrun, task_prerun, worker_process_init, worker_ready
+from celery import Celery
 
-from celery_idempotent import IdempotentTask, Policy, current_attempt, open_store, signals
+from celery_idempotent import IdempotentTask, Policy, current_attempt, open_store
 from lab.demo.gateway import Gateway
 from lab.demo.queues import queue_length
 from lab.demo.settings import BACKOFF, LEASE, Settings
 from lab.embedded import REGION, EmbeddedAws
-from lab.fleet import WORKER_NAME, Fleet, Freezer, Timeout, until
+from lab.fleet import Fleet, Freezer, Timeout, until
 from lab.folders import temporary_folder
 from lab.ledger import Ledger, rows_in
 from lab.ledger import Row as LedgerRow
 from lab.proof.audit import deliveries, judge_effects
 from lab.proof.table import Row
 from lab.proof.verdicts import PROMISES, Tally
+from lab.witness import observe
 
 SYSTEM, LOCKS = "BASELINE_SYSTEM", "BASELINE_LOCKS"
 """The environment variables that say under which system a worker runs the body, and the socket of its locks."""
@@ -401,30 +401,8 @@ def _powertools(body: _Body, settings: Settings) -> Any:
     return decorate(execute)
 
 
-def _observe(ledger: Ledger) -> None:
-    """Write down what this worker is delivered and what our library decides."""
-    name = os.environ[WORKER_NAME]
-
-    def note(what: str) -> Callable[..., None]:
-        def write(kwargs: dict[str, Any] | None = None, sender: Any = None, **_: Any) -> None:
-            arguments = kwargs or (sender.request.kwargs if isinstance(sender, Task) else {})
-            ledger.append(LedgerRow(what=what, task=name, order=arguments.get("operation", "")))
-
-        return write
-
-    for signal_, what in (
-        (worker_ready, "ready"),
-        (worker_process_init, "child"),
-        (task_prerun, "delivery"),
-        (task_postrun, "returned"),
-        (signals.taken_over, "taken_over"),
-        (signals.outcome_unknown, "outcome_unknown"),
-    ):
-        signal_.connect(note(what), weak=False)
-
-
 if SYSTEM in os.environ:
     _settings = Settings.from_environ()
     app = _make_app(System(os.environ[SYSTEM]), _settings, os.environ[LOCKS])
     app.set_current()
-    _observe(Ledger(_settings.folder / "ledger.jsonl"))
+    observe(Ledger(_settings.folder / "ledger.jsonl"))

@@ -28,9 +28,8 @@ from statistics import median
 from typing import Any
 
 from celery import Celery, current_task
-from celery.signals import worker_ready
 
-from celery_idempotent import IdempotentTask, Policy, open_store, signals
+from celery_idempotent import IdempotentTask, Policy, open_store
 from celery_idempotent.engine import processes
 from celery_idempotent.errors import IdempotencyWarning
 from celery_idempotent.protocol.record import Status
@@ -39,6 +38,7 @@ from lab.fleet import Fleet, until
 from lab.folders import temporary_folder
 from lab.ledger import Ledger, Row
 from lab.servers import Servers
+from lab.witness import observe
 
 SYSTEM = "RECOVERY_SYSTEM"
 """The environment variable that says under which system a worker runs the body."""
@@ -290,18 +290,6 @@ def _make_app(system: System, settings: Settings) -> Celery:
     return app
 
 
-def _observe(ledger: Ledger) -> None:
-    def note(what: str) -> Any:
-        def noted(sender: Any = None, **_: Any) -> None:
-            operation = sender.request.kwargs["operation"] if isinstance(sender, IdempotentTask) else ""
-            ledger.append(Row(what=what, order=operation))
-
-        return noted
-
-    worker_ready.connect(note("ready"), weak=False)
-    signals.conflicted.connect(note("conflicted"), weak=False)
-
-
 if SYSTEM in os.environ:
     _settings, _system = Settings.from_environ(), System(os.environ[SYSTEM])
     if _system is System.BEFORE:
@@ -310,4 +298,4 @@ if SYSTEM in os.environ:
         processes._machine = cache(lambda: "f" * 16)
     app = _make_app(_system, _settings)
     app.set_current()
-    _observe(Ledger(_settings.folder / "ledger.jsonl"))
+    observe(Ledger(_settings.folder / "ledger.jsonl"))

@@ -12,27 +12,18 @@ import uuid
 from typing import Any
 
 from celery import Celery, Task
-from celery.signals import (
-    beat_init,
-    task_failure,
-    task_postrun,
-    task_prerun,
-    task_success,
-    worker_process_init,
-    worker_ready,
-)
+from celery.signals import task_failure, task_success
 
 from celery_idempotent import IdempotentTask, current_attempt
-from celery_idempotent.integration.events import SIGNALS
-from celery_idempotent.integration.headers import tick_in
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from lab.demo.gateway import Gateway
 from lab.demo.settings import Settings
 from lab.fleet import WORKER_NAME
-from lab.ledger import Ledger, Row
+from lab.ledger import Ledger
 from lab.proof.soak_settings import BACKOFF, LEASE, LONGEST_DELAY, TICK, celery, skew_file
 from lab.short_delays import ShortDelays
+from lab.witness import note, observe, operation_of
 
 settings = Settings.from_environ()
 worker_name = os.environ.get(WORKER_NAME, "")
@@ -86,7 +77,7 @@ def keyed(self: IdempotentTask, operation: str, seconds: float) -> str:
 @app.task(base=IdempotentTask, bind=True, idempotent=_Policy(max_takeovers=None, **_TIMES))
 def tick(self: IdempotentTask) -> str:
     """What the schedule asks for; its effect honours an effect key."""
-    return _run(self, _operation(self), 0, _charge)
+    return _run(self, operation_of(self), 0, _charge)
 
 
 @app.task(bind=True)
@@ -114,7 +105,7 @@ def _run(task: Any, operation: str, seconds: float, effect: Any) -> str:
 
 
 def _plainly(task: Any, operation: str) -> None:
-    _witness("effect", task, operation)
+    note(ledger, "effect", task)
 
 
 def _charge(task: Any, operation: str) -> None:
@@ -123,39 +114,12 @@ def _charge(task: Any, operation: str) -> None:
     gateway.charge(operation, idempotency_key=key, attempt=attempt.number, token=attempt.fencing_token)
 
 
-def _operation(task: Any) -> str:
-    """What the task executes; empty where it is only published."""
-    request = task.request
-    named = tick_in(request.headers or {}, task.name, request.id or "")
-    return named or str((request.kwargs or {}).get("operation", ""))
-
-
-def _witness(what: str, task: Any, operation: str, **more: Any) -> None:
-    name, task_id = task.name.rpartition(".")[2], task.request.id or ""
-    ledger.append(Row(what=what, task=name, order=operation, task_id=task_id, **more))
-
-
-def _reported(signal: Any, sender: Any, key: str, fencing_token: int | None, reason: str, **_: Any) -> None:
-    """The library has decided something; the row is named like the signal."""
-    _witness(signal.name, sender, _operation(sender), token=fencing_token or 0, reference=reason, key=key)
-
-
 def _told(sender: Any, result: Any = "", exception: BaseException | None = None, **_: Any) -> None:
     """The caller is told a result, or a failure."""
     told = ("told failure", type(exception).__name__) if exception else ("told", result)
-    _witness(told[0], sender, _operation(sender), reference=told[1])
+    note(ledger, told[0], sender, reference=told[1])
 
 
-def _observe() -> None:
-    """Note who is ready, which processes there are, what reaches them, and what the library decides."""
-    for signal, what in ((worker_ready, "ready"), (beat_init, "beating"), (worker_process_init, "child")):
-        signal.connect(lambda what=what, **_: ledger.append(Row(what=what, task=worker_name)), weak=False)
-    for signal, what in ((task_prerun, "delivery"), (task_postrun, "returned")):
-        signal.connect(lambda task, what=what, **_: _witness(what, task, _operation(task)), weak=False)
-    for signal in (task_success, task_failure):
-        signal.connect(_told, weak=False)
-    for ours in SIGNALS.values():
-        ours.connect(_reported, weak=False)
-
-
-_observe()
+observe(ledger)
+for each in (task_success, task_failure):
+    each.connect(_told, weak=False)

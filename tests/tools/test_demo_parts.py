@@ -105,7 +105,7 @@ def broken(*more: Row, **times: int) -> int:
 
 def test_figures_count_what_happened() -> None:
     """A line of the table for each; a task was redelivered while another process was at it, and not after."""
-    apart = [Row(what=what, pid=9, task_id="apart") for what in ("delivery", "ended")] * 2
+    apart = [Row(what=what, pid=9, task_id="apart") for what in ("delivery", "returned")] * 2
     rows = [
         *(Row(what="delivery", pid=pid, task_id="same") for pid in range(3)),
         *apart,
@@ -188,18 +188,18 @@ OVER = ("2 delivery", "2 taken_over")
     ("rows", "told"),
     [
         (BEFORE, "charge 0007   1 killed right before its effect"),
-        ((*AFTER, *OVER, "2 recognised", "2 ended"), "2 took over; the bank knew its key: charged once"),
-        ((*BEFORE, *OVER, "2 effect", "2 ended"), "2 took over: charged once"),
-        ((*AFTER, "2 delivery", "2 effect", "2 ended"), "2 ran it again: charged 2 times"),
+        ((*AFTER, *OVER, "2 recognised", "2 returned"), "2 took over; the bank knew its key: charged once"),
+        ((*BEFORE, *OVER, "2 effect", "2 returned"), "2 took over: charged once"),
+        ((*AFTER, "2 delivery", "2 effect", "2 returned"), "2 ran it again: charged 2 times"),
         (
-            (*BEFORE, *OVER, "2 effect", "3 delivery", "3 replayed", "3 ended", "2 ended"),
+            (*BEFORE, *OVER, "2 effect", "3 delivery", "3 replayed", "3 returned", "2 returned"),
             "2 took over: charged once",
         ),
         (
-            (*STOCK_AFTER, f"2 delivery {STOCK}", "2 taken_over", f"2 effect {STOCK}", "2 ended"),
+            (*STOCK_AFTER, f"2 delivery {STOCK}", "2 taken_over", f"2 effect {STOCK}", "2 returned"),
             "2 took over: reserved 2 times (it knows no key)",
         ),
-        ((*BEFORE, "2 delivery", "2 conflicted", "2 ended"), "1 killed right before its effect"),
+        ((*BEFORE, "2 delivery", "2 conflicted", "2 returned"), "1 killed right before its effect"),
         (("0 store_killed",), "killed; it is back with all that it had acknowledged"),
     ],
 )

@@ -1,0 +1,45 @@
+"""Writes what workers and library report about themselves into a ledger, for an audit to count."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery.signals import beat_init, task_postrun, task_prerun, worker_process_init, worker_ready
+
+from celery_idempotent.integration.events import SIGNALS
+from celery_idempotent.integration.headers import tick_in
+from lab.fleet import WORKER_NAME
+from lab.ledger import Ledger, Row
+
+
+def operation_of(task: Any) -> str:
+    """What the task executes: a tick of the schedule, or its first argument; empty where it is only published."""
+    request = task.request
+    named = tick_in(request.headers or {}, task.name, request.id or "")
+    first = next(iter((request.kwargs or {}).values()), "")
+    return named or str(first["id"] if isinstance(first, dict) else first)
+
+
+def note(ledger: Ledger, what: str, task: Any, **more: Any) -> None:
+    """Write down something of the running task."""
+    name, task_id = task.name.rpartition(".")[2], task.request.id or ""
+    ledger.append(Row(what=what, task=name, order=operation_of(task), task_id=task_id, **more))
+
+
+def observe(ledger: Ledger) -> None:
+    """Note from now on who is ready, which processes there are, what reaches them, and what the library decides.
+
+    A delivery is followed by what becomes of it and by ``returned``, when the process is done with the message.
+    """
+    worker = os.environ.get(WORKER_NAME, "")
+    for signal, what in ((worker_ready, "ready"), (beat_init, "beating"), (worker_process_init, "child")):
+        signal.connect(lambda what=what, **_: ledger.append(Row(what=what, task=worker)), weak=False)
+    for signal, what in ((task_prerun, "delivery"), (task_postrun, "returned")):
+        signal.connect(lambda task, what=what, **_: note(ledger, what, task), weak=False)
+
+    def reported(signal: Any, sender: Any, key: str, fencing_token: int | None, reason: str, **_: Any) -> None:
+        note(ledger, signal.name, sender, token=fencing_token or 0, reference=reason, key=key)
+
+    for ours in SIGNALS.values():
+        ours.connect(reported, weak=False)
