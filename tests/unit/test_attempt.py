@@ -91,16 +91,8 @@ def _in_a_group(error: Exception) -> NoReturn:
     raise BaseExceptionGroup("", [ExceptionGroup("", [SafeToRetry(), ExceptionGroup("", [error])]), SystemExit()])
 
 
-def _split(error: Exception) -> NoReturn:
-    try:
-        raise ExceptionGroup("", [error, LookupError(), ValueError()])
-    except* LookupError:
-        pass
-    raise AssertionError
-
-
 @pytest.mark.parametrize("policy", [{}, {"on_takeover": "refuse"}, {"remember": (Exception,)}])
-@pytest.mark.parametrize("leave", [_in_a_group, raising(Declined()), raising(Again()), _split])
+@pytest.mark.parametrize("leave", [_in_a_group, raising(Declined()), raising(Again())])
 def test_doubt_is_a_state_whatever_leaves_the_body(scene: Scene, leave: Any, policy: dict[str, Any]) -> None:
     """A loop in the body makes no second call; what an attempt met of its steps ends the operation UNKNOWN."""
 

@@ -253,13 +253,6 @@ def test_soft_time_limit_that_strikes_in_the_pause_ends_it(shop: Outage, monkeyp
     assert {each.state for each in shop.deliver_many(FAILURES + 1)} == {"RETRY"}
 
 
-def test_bodies_run_unprotected_where_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under ``on_outage="run"``, as in every outage."""
-    shop = Outage(monkeypatch, on_outage="run")
-    assert {ended.value for ended in shop.deliver_many(20)} == {"charged 1"}
-    assert len(shop.store.asked) == 2 * FAILURES
-
-
 def test_what_a_body_has_to_record_is_tried_all_the_same(shop: Outage) -> None:
     """A claim that was granted is not held back from its end; another store has another breaker."""
 

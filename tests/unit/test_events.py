@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from celery_idempotent import (
-    KeyMissing,
     OutcomeUnknown,
     Policy,
     ResultLost,
@@ -57,16 +56,6 @@ OUTAGE = StoreUnavailable("memory", "swap", "no answer")
 
 def _doubts(*_: object) -> None:
     raise OutcomeUnknown(current_attempt().key, "no answer")
-
-
-@pytest.mark.parametrize("mode", ["enforce", "observe"])
-def test_call_without_a_key_is_told_with_what_it_lacks(told: Told, mode: Any) -> None:
-    """A publisher that forgets an argument is somebody's to mend."""
-    shop = Shop(Policy("order_id", mode=mode))
-    assert isinstance(shop.deliver(None, task_id="a").value, KeyMissing) is (mode == "enforce")
-    ((name, about),) = told
-    assert (name, about["sender"].name, about["key"], about["task_id"]) == ("key_missing", "charge", "", "a")
-    assert ("order_id" in about["reason"], about["observed"]) == (True, mode == "observe")
 
 
 def test_result_that_cannot_be_kept_is_told_when_it_is_dropped_and_when_it_is_missed(told: Told) -> None:
