@@ -20,6 +20,7 @@ from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.client import read_url
 from celery_idempotent.stores.sql.statements import UnreadableRow
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 from tests.support.commands import run
 from tests.support.deliveries import an_app, deliver
 from tests.support.dynamodb import new_url, provisioned
@@ -44,9 +45,9 @@ class Place:
 
 
 @pytest.fixture
-def on_redis(request: pytest.FixtureRequest) -> Iterator[Place]:
-    server, prefix = request.getfixturevalue("redis_server"), f"{uuid4().hex}:"
-    with administrator(server) as client:
+def on_redis(redis_server: EmbeddedRedis) -> Iterator[Place]:
+    prefix = f"{uuid4().hex}:"
+    with administrator(redis_server) as client:
 
         def spoil(key: str, field: str, damage: Any) -> None:
             if field in {"SET", "RPUSH", "SADD", "ZADD"}:
@@ -57,7 +58,7 @@ def on_redis(request: pytest.FixtureRequest) -> Iterator[Place]:
             else:
                 client.hset(prefix + key, field, damage)
 
-        store = RedisStore(read_url(server.url).connect, prefix=prefix)
+        store = RedisStore(read_url(redis_server.url).connect, prefix=prefix)
         yield Place(store, spoil)
         store.close()
 
@@ -103,15 +104,13 @@ def on_sqlite(tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def on_postgres(request: pytest.FixtureRequest) -> Iterator[Place]:
-    server = request.getfixturevalue("postgres")
-    yield from _on_sql(Database(server.url, server))
+def on_postgres(postgres: EmbeddedPostgres) -> Iterator[Place]:
+    yield from _on_sql(Database(postgres.url, postgres))
 
 
 @pytest.fixture
-def on_mariadb(request: pytest.FixtureRequest) -> Iterator[Place]:
-    server = request.getfixturevalue("mariadb")
-    yield from _on_sql(Database(server.url, server))
+def on_mariadb(mariadb: EmbeddedMariaDB) -> Iterator[Place]:
+    yield from _on_sql(Database(mariadb.url, mariadb))
 
 
 REDIS: list[tuple[str, Any]] = [
@@ -206,7 +205,7 @@ def test_damage_in_what_is_certainly_not_meant_is_not_named(on_redis: Place, cap
 
 
 def test_key_in_redis_that_is_no_text_is_passed_over(
-    on_redis: Place, redis_server: Any, caplog: pytest.LogCaptureFixture
+    on_redis: Place, redis_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody else's key is binary, and begins with our prefix by chance."""
     record, prefix = a_record(), on_redis.store._prefix
@@ -283,7 +282,7 @@ NO_STEP: tuple[Any, ...] = ({"charge": "x"}, {"charge": {}}, {"charge": {"base64
 @pytest.mark.parametrize(
     ("policy", "damage", "state", "runs"),
     [
-        *((Policy(on_outage="run"), each, "RETRY", 1) for each in (("schema", SCHEMA + 1), ("steps", "{"))),
+        (Policy(on_outage="run"), ("steps", "{"), "RETRY", 1),
         (Policy(on_outage="run", on_takeover="refuse"), ("schema", SCHEMA + 1), "RETRY", 1),
         (Policy(mode="observe"), ("schema", SCHEMA + 1), "SUCCESS", 2),  # it never changes what a task does
     ],
