@@ -13,6 +13,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+Key = ec.EllipticCurvePrivateKey
+PEM = serialization.Encoding.PEM
+
 
 @dataclass(frozen=True)
 class Certificates:
@@ -38,22 +41,13 @@ def new_certificates(folder: Path, host: str = "127.0.0.1") -> Certificates:
     authority = _signed("tests", authority_key, "tests", authority_key, is_authority=True)
     certificate = _signed(host, key, "tests", authority_key, is_authority=False)
     files = Certificates(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
-    files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
-    files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    files.key.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
+    files.authority.write_bytes(authority.public_bytes(PEM))
+    files.certificate.write_bytes(certificate.public_bytes(PEM))
+    files.key.write_bytes(key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
     return files
 
 
-def _signed(
-    subject: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: str,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    *,
-    is_authority: bool,
-) -> x509.Certificate:
+def _signed(subject: str, key: Key, issuer: str, issuer_key: Key, *, is_authority: bool) -> x509.Certificate:
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()

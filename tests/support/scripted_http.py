@@ -10,7 +10,6 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 from zlib import crc32
 
@@ -78,9 +77,7 @@ class ScriptedServer:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Only this wakes whoever waits in accept().
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
