@@ -292,18 +292,20 @@ def test_deliveries_at_once_overlap(shop: Rehearsals) -> None:
     """Unprotected, both are in the body at the same time; protected, the second comes while the first is in it."""
     inside: list[int] = []
     most: list[int] = []
-    meeting = threading.Event()
+    scenarios: list[None] = []
+    meeting = threading.Barrier(2, timeout=30)
 
     def run(task: Any, to: str) -> None:
         inside.append(threading.get_ident())
         most.append(len(set(inside)))
-        meeting.wait(0.05)
+        if len(scenarios) == 3:  # as the body begins
+            meeting.wait()
         inside.remove(threading.get_ident())
         shop.outbox.append(to)
 
-    shop.report(run, base=Task, idempotent=None)
+    shop.report(run, base=Task, idempotent=None, reset=lambda: scenarios.append(None))
     assert max(most) == 2
-    meeting.set()
+    scenarios.clear()
     most.clear()
     report = shop.report(run)
 
