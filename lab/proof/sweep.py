@@ -415,8 +415,8 @@ class _Attacker:
         assert claim is not None
         receipt = effect_key(claim.key, "charge") if task.kind.promise.keyed else uuid4().hex
 
-        def noted(name: str, act: Callable[[Step], Any]) -> Callable[[Step], Any]:
-            def call(step: Step) -> Any:
+        def noted(name: str, act: Callable[[Any], Any]) -> Callable[[Step | None], Any]:
+            def call(step: Step | None) -> Any:
                 points.reach(f"before {name}")
                 answer = act(step)
                 points.reach(f"after {name}")
@@ -424,11 +424,11 @@ class _Attacker:
 
             return call
 
-        effect = noted("the effect", lambda step: points.note("effect", reference=receipt))
+        effect = noted("the effect", lambda step: points.note("effect", reference=step.key if step else receipt))
         if task.kind.is_bare:
             points.reach("the body begins")
             self._renew(task, claim)
-            effect(None)  # type: ignore[arg-type]  # there is no step
+            effect(None)
             self._renew(task, claim)
             return receipt
         handle = ProtectedAttempt(
