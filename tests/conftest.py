@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from celery import _state
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from lab.embedded import (
     EmbeddedAws,
@@ -32,7 +32,7 @@ def _start_traced(function: Callable[..., object], arguments: tuple[Any, ...]) -
     return _start_new_thread(run, arguments)
 
 
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # no test is about how long an example takes
 
 

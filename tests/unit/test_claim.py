@@ -367,7 +367,7 @@ class TestWriting:
             replace(a_record(), key="k", fingerprint=None, status=Status.RELEASED, verdict=judged, lease_until=0), None
         )
         attempt = claimed(scene)
-        assert end(attempt) == Written()
+        assert (end(attempt), attempt.is_over) == (Written(), True)
         before = scene.record
 
         scene.clock.advance(5_000)

@@ -166,6 +166,7 @@ def test_how_a_late_body_ends(scene: Scene, body: Any, policy: Any, answer: Any,
     assert scene.answer(lambda: scene.perform(lambda handle: body(scene, handle), **policy)) == answer
     assert (scene.status, scene.told) == (status, told)
     assert status is not Status.IN_PROGRESS or scene.record.lease_until == 0
+    assert scene.record.error == ("DeadlineExceeded ended attempt 1" if status is Status.UNKNOWN else None)
 
 
 def test_endless_slowness_ends_unknown(scene: Scene) -> None:

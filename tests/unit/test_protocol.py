@@ -1,6 +1,7 @@
 """The tables of the protocol, row by row: decisions, transitions, settlements, endings, and what follows of a step."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -157,22 +158,26 @@ def test_abandoned_claim_is_taken_over_without_grace() -> None:
 
 
 SEEN, R = _record(steps=STEPS), "r"
+EXTENDED: dict[str, Any] = {"lease_until": NOW + LEASE}
 
 
 @pytest.mark.parametrize(
     ("new", "changes"),
     [
-        (op.renewed(SEEN, NOW, LEASE, R), {"lease_until": NOW + LEASE}),
+        (lambda: op.renewed(SEEN, NOW, LEASE, R), EXTENDED),
         (
-            op.checkpointed(SEEN, NOW, LEASE, R, step="b", state={}),
-            {"lease_until": NOW + LEASE, "steps": {**STEPS, "b": {}}},
+            lambda: op.checkpointed(SEEN, NOW, LEASE, R, step="b", state={}),
+            {**EXTENDED, "steps": {**STEPS, "b": {}}},
         ),
-        (op.checkpointed(SEEN, NOW, LEASE, R, step="charge", state=None), {"lease_until": NOW + LEASE, "steps": {}}),
-        (op.abandoned(SEEN, NOW, R), {"lease_until": 0}),
-        (op.released(SEEN, NOW, R), {"lease_until": NOW, "status": Status.RELEASED}),
-        (op.given_up(SEEN, NOW, R, "why"), {"status": Status.UNKNOWN, "error": "why"}),
         (
-            op.ended(SEEN, Status.COMPLETED, NOW, 1_001, R, Encoded(b"1", "p")),
+            lambda: op.checkpointed(SEEN, NOW, LEASE, R, step="charge", state=None),
+            {**EXTENDED, "steps": {}},
+        ),
+        (lambda: op.abandoned(SEEN, NOW, R), {"lease_until": 0}),
+        (lambda: op.released(SEEN, NOW, R), {"lease_until": NOW, "status": Status.RELEASED}),
+        (lambda: op.given_up(SEEN, NOW, R, "why"), {"status": Status.UNKNOWN, "error": "why"}),
+        (
+            lambda: op.ended(SEEN, Status.COMPLETED, NOW, 1_001, R, Encoded(b"1", "p")),
             {
                 "status": Status.COMPLETED,
                 "result": b"1",
@@ -182,18 +187,18 @@ SEEN, R = _record(steps=STEPS), "r"
             },
         ),
         (
-            op.ended(SEEN, Status.FAILED, NOW, 1_000, R, None, "boom"),
+            lambda: op.ended(SEEN, Status.FAILED, NOW, 1_000, R, None, "boom"),
             {"status": Status.FAILED, "error": "boom", "expires_at": NOW // 1000 + 1, "steps": {}},
         ),
         (  # what is retained for no time has stopped to count, whatever another machine's clock says
-            op.ended(SEEN, Status.COMPLETED, NOW, 0, R),
+            lambda: op.ended(SEEN, Status.COMPLETED, NOW, 0, R),
             {"status": Status.COMPLETED, "expires_at": NOW // 1000 - 60, "steps": {}},
         ),
     ],
 )
-def test_transition(new: Record, changes: dict[str, Any]) -> None:
+def test_transition(new: Callable[[], Record], changes: dict[str, Any]) -> None:
     """Every transition has a new revision, the time of its write, and changes nothing else than its own fields."""
-    assert new == replace(SEEN, **{"revision": R, "updated_at": NOW, **changes})
+    assert new() == replace(SEEN, **{"revision": R, "updated_at": NOW, **changes})
 
 
 @pytest.mark.parametrize(("now", "is_over"), [(4_999, False), (5_000, True)])
@@ -210,6 +215,7 @@ def _done(record: Record, status: Status = Status.COMPLETED, revision: str = "r2
 
 
 _UNKNOWN = op.given_up(MINE, NOW, "r4", "refused")
+FORGOTTEN = op.forgotten(_done(THEIRS), NOW, "r8")
 _OF_OTHERS = THEIRS.but(fingerprint=ANOTHER)
 
 
@@ -230,9 +236,9 @@ _OF_OTHERS = THEIRS.but(fingerprint=ANOTHER)
         (_done(MINE), _done(_OF_OTHERS, revision="r7"), op.Lost()),
         (_done(MINE.but(fingerprint=None)), _done(THEIRS, revision="r7"), op.Lost()),
         (_done(MINE), _done(THEIRS.but(fingerprint=None), revision="r7"), op.Lost()),
-        # What was op.forgotten on purpose is no result for an attempt that comes late, though its mark is COMPLETED.
-        (_done(MINE), op.forgotten(_done(THEIRS), NOW, "r8"), op.Lost()),
-        (_done(MINE.but(fingerprint=None)), op.forgotten(_done(THEIRS), NOW, "r8"), op.Lost()),
+        # What was forgotten on purpose is no result for an attempt that comes late, though its mark is COMPLETED.
+        (_done(MINE), FORGOTTEN, op.Lost()),
+        (_done(MINE.but(fingerprint=None)), FORGOTTEN, op.Lost()),
         # Nobody can have run since it became UNKNOWN: its owner's outcome is what a person would look for.
         (_done(MINE), _UNKNOWN, op.Rebase(_UNKNOWN)),
         (_done(MINE, Status.FAILED), _UNKNOWN, op.Rebase(_UNKNOWN)),
@@ -242,7 +248,7 @@ _OF_OTHERS = THEIRS.but(fingerprint=ANOTHER)
     ],
 )
 def test_settlement(write: Record, stored: Record | None, settlement: object) -> None:
-    """A write that did not win is still ours, ours on another base, op.forgotten, somebody's completion, or lost."""
+    """A write that did not win is still ours, ours on another base, forgotten, somebody's completion, or lost."""
     assert op.settle(write, stored) == settlement
 
 
@@ -283,7 +289,7 @@ def _group(*errors: BaseException) -> BaseException:
 def test_ending_of_a_body_that_raised(
     error: BaseException, rerun: op.Ending, refuse: op.Ending, on_takeover: Any
 ) -> None:
-    """Under refuse nothing that may have begun is op.released; under rerun only declared outcomes are kept."""
+    """Under refuse nothing that may have begun is released; under rerun only declared outcomes are kept."""
     remember, no_outcome = (LookupError, UnicodeError, _Remembered), (TimeoutError, UnicodeError)
     policy = {"on_takeover": on_takeover, "remember": remember, "no_outcome": no_outcome}
     found = op.ending(error, nothing_begun=(InterruptedError,), **policy)
