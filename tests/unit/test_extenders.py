@@ -218,7 +218,7 @@ def test_a_worker_outlives_a_message_of_sqs_that_it_settles_too_late(
 ) -> None:
     """kombu issue 1391: it is forgotten, with a free place for another. Other errors are Celery's to deal with."""
     channel: Any = SqsChannel()
-    extender_of("sqs", channel)
+    assert isinstance(extender_of("sqs", channel), SqsExtender)
     getattr(channel, method)("in time", True)
     channel.error = refusal("InvalidParameterValue")
     getattr(channel, method)("late")

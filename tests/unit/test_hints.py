@@ -82,7 +82,7 @@ def test_right_settings_are_silent(broker: str, held: Any) -> None:
         *((each, {}, _queue("direct", consumer_timeout=1)) for each in (REDIS, SQS)),
         (SQS, {"polling_interval": 1}, {}),
         (SQS, {"visibility_timeout": 301}, UNHELD),
-        (REDIS, {"visibility_timeout": 200, "unacked_restore_throttle": 10}, UNHELD),
+        (REDIS, {"visibility_timeout": 200, "unacked_restore_interval": 20}, UNHELD),
         (AMQP, {}, _queue()),
         (AMQP, {}, {"task_queues": [Queue("orders", Exchange("work"), "orders")]}),
         (AMQP, {}, _queue(consumer_timeout="soon")),
@@ -116,7 +116,7 @@ CONSUMER = "x-consumer-timeout of the queue orders"
         (REDIS, {LONG: 60.5, LOCK: 61}, {}, LOCK, "61", False, '{..., "unacked_mutex_expire": 60}'),
         (REDIS, {LONG: 60.5, LOCK: "61"}, {}, LOCK, "61", False, '{..., "unacked_mutex_expire": 60}'),
         (REDIS, {LONG: 0.5}, {}, LOCK, "60", False, '{..., "unacked_mutex_expire": 1}'),
-        (REDIS, {LONG: 99}, UNHELD, LOOKS, "100", True, '_interval": 33, "unacked_restore_thr'),
+        (REDIS, {LONG: 99}, UNHELD, LOOKS, "100", True, 'l": 33, "unacked_restore_throttle": 1}'),
         (REDIS, {LONG: 99, THROTTLE: 11}, UNHELD, LOOKS, "110", False, '"unacked_restore_thrott'),
         (SQS, {LONG: 179}, UNHELD, HOLD, "False", False, "idempotency_hold_messages = True"),
         (SQS, {LONG: 179}, {**UNHELD, **PLAIN}, HOLD, "False", False, 'idempotency_hold_messages = "all"'),
@@ -128,7 +128,7 @@ CONSUMER = "x-consumer-timeout of the queue orders"
         (AMQP, {}, {CHANNEL: False}, CHANNEL, "False", False, "broker_channel_error_retry = True"),
         (AMQP, {}, _queue("direct"), "exchange of the quorum queue orders", "direct", False, '_type = "topic"'),
         (AMQP, {}, _queue(consumer_timeout=60_000), CONSUMER, "60000", False, "longer x-consumer-timeout"),
-        (AMQP, {}, {**_queue(consumer_timeout=6), "task_time_limit": 60}, CONSUMER, "6", False, "shorter task_time_li"),
+        (AMQP, {}, {**_queue(consumer_timeout=6000), "task_time_limit": 6}, CONSUMER, "6000", False, "shorter task"),
     ],
 )
 def test_a_setting_that_costs_something_is_told_with_the_line_to_write(
@@ -138,6 +138,7 @@ def test_a_setting_that_costs_something_is_told_with_the_line_to_write(
     said = _said(broker, options, **settings)
     assert (said[0].setting, said[0].found, said[0].is_advice) == (setting, found, is_advice)
     assert instead in said[0].instead
+    assert ("no message of any task" in said[0].cost) is (setting == HOLD and found == "False")
     assert len(said) == (2 if setting == LOOKS else 1), "where kombu alone looks, no message is held, which is told too"
 
 

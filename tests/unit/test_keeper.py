@@ -121,6 +121,7 @@ def test_a_request_is_filled_with_what_is_soon_due_and_none_is_made_for_that() -
     assert list(due([a_message(9.9), *soon, *now_due], 60, 1000, 10)) == [*now_due, *reversed(soon)][:20]
     assert due([a_message(9.9), *now_due[:1]], 60, 1000, 10) == now_due[:1]
     assert due(soon, 60, 1000, 10) == []
+    assert len(due([a_message(10, 1), *now_due[:1]], 60, 1000, 10)) == 2
 
 
 @pytest.mark.parametrize(("visibilities", "seconds"), [((), 1.0), ((1800.0,), 1.0), ((1800.0, 6.0, 3.0), 0.25)])
