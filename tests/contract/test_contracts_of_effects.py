@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,6 +22,17 @@ def _revision(record: Record | None) -> str | None:
     return record.revision if record else None
 
 
+@dataclass
+class Kept:
+    """A message, who has it until when, and of each failure why."""
+
+    message: OutboxMessage
+    written_at: int
+    taken_until: int = 0
+    taker: str = ""
+    reasons: list[str] = field(default_factory=list)
+
+
 class Database(MemoryStore):
     """Records, rows and messages in memory, with one writer at a time; right, or with one flaw."""
 
@@ -28,14 +40,9 @@ class Database(MemoryStore):
         super().__init__()
         self.flaw = flaw
         self.rows: list[str] = []
-        self.messages: dict[int, OutboxMessage] = {}
+        self.messages: dict[int, Kept] = {}
         self.writer = threading.Lock()
         self._numbers = itertools.count(1)
-        self._taken_until: dict[int, int] = {}
-        self._takers: dict[int, str] = {}
-        self._written_at: dict[int, int] = {}
-        #: Of each message that failed, why, each time.
-        self._reasons: dict[int, list[str]] = {}
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         if self.flaw in {"locks nothing", "does not hold the record"}:
@@ -91,8 +98,7 @@ class Database(MemoryStore):
     def add(self, message: OutboxMessage) -> None:
         if self.flaw == "text only" and isinstance(message.data, bytes):
             message = OutboxMessage(message.id, message.data.decode("latin-1"), message.content_type)
-        number = next(self._numbers)
-        self.messages[number], self._written_at[number] = message, self.now()
+        self.messages[next(self._numbers)] = Kept(message, self.now())
 
     def enqueue(self, message: OutboxMessage, using: Any) -> None:
         raise NotImplementedError
@@ -106,48 +112,42 @@ class Database(MemoryStore):
             return self._held(self._free(limit), hold)
 
     def _free(self, limit: int) -> list[int]:
-        now = self.now()
-        free = [
-            number
-            for number in sorted(self.messages, reverse=self.flaw == "newest first")
-            if self._taken_until.get(number, 0) <= now or self.flaw == "gives to everybody"
-        ]
+        numbers = sorted(self.messages, reverse=self.flaw == "newest first")
+        is_for_all, now = self.flaw == "gives to everybody", self.now()
+        free = [each for each in numbers if is_for_all or self.messages[each].taken_until <= now]
         if self.flaw == "the oldest first, whatever became of them":
             return free[:limit]
-        fresh = [each for each in free if each not in self._reasons][: -(limit // -2)]
+        fresh = [each for each in free if not self.messages[each].reasons][: -(limit // -2)]
         others = [each for each in free if each not in fresh]
         return (fresh + others)[:limit] if self.flaw != "failing ones never" else fresh
 
     def _held(self, numbers: Sequence[int], hold: int) -> list[TakenMessage]:
         until = self.now() + (hold or 60_000 * (self.flaw == "holds for ever"))
-        self._taken_until |= dict.fromkeys(numbers, until)
-        taker = str(next(self._numbers))
-        self._takers |= dict.fromkeys(numbers, taker)
-        found = [
-            TakenMessage(number, self.messages[number], len(self._reasons.get(number, ())), taker)
-            for number in sorted(numbers, key=lambda number: (len(self._reasons.get(number, ())), number))
-            if number in self.messages
-        ]
+        taker, found = str(next(self._numbers)), []
+        for number in numbers:
+            kept = self.messages[number]
+            kept.taken_until, kept.taker = until, taker
+            found.append(TakenMessage(number, kept.message, len(kept.reasons), taker))
         if self.flaw == "deletes what is taken":
             self.forget(numbers)
+        found.sort(key=lambda each: (each.failures, each.number))
         return found[1:] if self.flaw == "drops one" else found
 
     def give_back(self, messages: Sequence[TakenMessage]) -> None:
-        for each in messages:
-            if self.flaw != "gives nothing back" and self._is_still(each):
-                self._taken_until[each.number] = 0
-                if self.flaw == "blames what was not tried":
-                    self._reasons.setdefault(each.number, []).append("")
+        for kept in map(self._still, messages):
+            if kept and self.flaw != "gives nothing back":
+                kept.taken_until = 0
+                kept.reasons += [""] * (self.flaw == "blames what was not tried")
 
     def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
-        if self._is_still(message):
-            self._taken_until[message.number] = self.now() + pause * (self.flaw != "postpones nothing")
-            if self.flaw == "counts to one":
-                self._reasons[message.number] = []
-            self._reasons.setdefault(message.number, []).append(reason)
+        if kept := self._still(message):
+            kept.taken_until = self.now() + pause * (self.flaw != "postpones nothing")
+            kept.reasons = [*(kept.reasons if self.flaw != "counts to one" else ()), reason]
 
-    def _is_still(self, message: TakenMessage) -> bool:
-        return self._takers[message.number] == message.taken_by or self.flaw == "believes whoever comes late"
+    def _still(self, message: TakenMessage) -> Kept | None:
+        kept = self.messages.get(message.number)
+        is_its = kept and kept.taker == message.taken_by
+        return kept if is_its or self.flaw == "believes whoever comes late" else None
 
     def forget(self, numbers: Sequence[int]) -> None:
         if self.flaw == "forgets all":
@@ -157,13 +157,12 @@ class Database(MemoryStore):
                 self.messages.pop(number, None)
 
     def waiting(self, limit: int) -> list[WaitingMessage]:
-        def told(number: int) -> WaitingMessage:
-            reasons = self._reasons.get(number, [])
-            why = reasons[0 if self.flaw == "tells the first reason" else -1] if reasons else None
-            until = self._taken_until.get(number, 0)
-            return WaitingMessage(self.messages[number].id, self._written_at[number], len(reasons), until, why)
-
-        return [told(number) for number in sorted(self.messages)[:limit]]
+        which = 0 if self.flaw == "tells the first reason" else -1
+        found = []
+        for kept in [self.messages[number] for number in sorted(self.messages)[:limit]]:
+            why = kept.reasons[which] if kept.reasons else None
+            found.append(WaitingMessage(kept.message.id, kept.written_at, len(kept.reasons), kept.taken_until, why))
+        return found
 
 
 class Change:

@@ -115,9 +115,3 @@ def test_outcome_is_copied_without_a_result_that_is_too_large(
 
     assert "1 left" in _copy(urls[0], "memory://")[1]
     assert list(small.scan()) == [outcome.but(result=None, content_type=None, error="no room")]
-
-
-def test_store_that_cannot_be_opened_is_named(urls: list[str], stores: list[Store]) -> None:
-    """As by every command."""
-    code, told = _copy(urls[0], "nosuch://")
-    assert (code, "nosuch" in told) == (1, True)
