@@ -9,7 +9,7 @@ import grimp
 
 import celery_idempotent
 
-__all__ = ["CONTRACTS", "FLOORS", "MAY_USE", "MODULES", "PACKAGE", "imports", "modules_used"]
+__all__ = ["CONTRACTS", "FLOORS", "MAY_USE", "MODULES", "PACKAGE", "imports"]
 
 PACKAGE = Path(celery_idempotent.__file__).parent
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
@@ -38,10 +38,3 @@ FLOORS = [floor for (floor, *others) in _layers("floors") if not others]
 def imports() -> grimp.ImportGraph:
     """All imports of the package, also of others."""
     return grimp.build_graph("celery_idempotent", include_external_packages=True, cache_dir=None)
-
-
-def modules_used(name: str) -> set[str]:
-    """The other modules of the package that a module imports, by their names in it."""
-    used = imports().find_modules_directly_imported_by(f"celery_idempotent.{name}".removesuffix(".__init__"))
-    inner = {each.removeprefix("celery_idempotent.") for each in used if each.startswith("celery_idempotent.")}
-    return {each if each in MODULES else f"{each}.__init__" for each in inner}
