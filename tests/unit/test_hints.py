@@ -203,6 +203,12 @@ def test_a_warning_tells_a_default_from_what_somebody_wrote(value: Any, found: s
     assert str(hint).startswith(f"confirm_publish={found}")
 
 
+def test_a_worker_with_right_settings_warns_of_nothing() -> None:
+    """Nor one whose app protects nothing, and whose records are in the memory of its only process."""
+    for app in (_app(SQS, {}), an_app()):
+        assert worker.check(app, "celery.concurrency.solo") == []
+
+
 def test_hints_do_not_wait_for_the_store() -> None:
     """A worker that starts in an outage warns, too."""
 
