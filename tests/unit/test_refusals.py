@@ -208,6 +208,12 @@ def test_refusal_holds_each_time(options: dict[str, Any]) -> None:
     assert runs == []
 
 
+def test_refusal_names_the_task_once() -> None:
+    """Where the message has the name already, it is not said again."""
+    error = _refused(lambda: _bound(name="_charge", idempotant=Policy()), "idempotant")
+    assert error.remedy.count("_charge") == 1
+
+
 def test_what_is_somebody_elses_is_left_alone() -> None:
     """An option that a base knows, attributes of an author's class, and policies of what is no task."""
 

@@ -421,13 +421,13 @@ def test_shared_tasks_are_bound_to_every_app(monkeypatch: pytest.MonkeyPatch) ->
 def _nothing() -> None: ...
 
 
-def _warned(app: Celery, **options: Any) -> list[tuple[str, str]]:
+def _warned(app: Celery, **options: Any) -> list[tuple[str, str, str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         app.task(base=IdempotentTask, shared=False, name=f"t{len(app.tasks)}", lazy=False, **options)(_nothing)
     found = [each.message for each in caught if isinstance(each.message, IdempotencyWarning)]
     assert len(found) == len(caught)
-    return [(each.option, each.text.partition("; ")[2]) for each in found]
+    return [(each.option, each.text.partition("; ")[2], each.text) for each in found]
 
 
 NO_LATE = {"task_acks_late": False, "task_reject_on_worker_lost": False}
@@ -463,6 +463,7 @@ def test_settings_that_make_the_promise_weaker_are_warned_about(
     assert [each[0] for each in warned] == [option] * bool(option)
     if option == "acks_late":
         assert warned[0][1] == remedy
+    assert all("(100 s)" in each[2] for each in warned if each[0] == "retain")
 
 
 def test_warning_stands_at_the_authors_line_and_once() -> None:
