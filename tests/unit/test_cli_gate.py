@@ -123,7 +123,8 @@ def test_broker_is_shown_without_its_password(
     monkeypatch.setattr("kombu.Connection.connect", Mock(side_effect=OperationalError("refused\n\x1b[31m")))
     reason = f"the broker {shown} cannot be used: OperationalError: refused\\n\\x1b[31m"
     assert _problems(app, "error") == [reason]
-    assert f"Error: {reason}\n" in run(app, "check").stderr
+    if "redis" in url:  # of RabbitMQ there is also advice
+        assert run(app, "check").stderr == f"Error: {reason}\n"
 
 
 def test_broker_that_does_not_answer_is_waited_for_no_longer_than_told(

@@ -137,13 +137,14 @@ def test_row_is_one_line_of_a_narrow_terminal(app: Celery, terminal: pytest.Monk
     """What is least asked for is left out, labels are cut, and of a hash there is what every command takes."""
     tasks = ("shop.charge", "shop.refund", f"shop.{'billing.' * 8}charge")
     wide = {"label": f"acme/{'o' * 60}", "worker": "celery@w", "status": Status.UNKNOWN, "fencing_token": 1}
-    records = [keep(app, key=f"{task}:1:{DIGEST}", task=task, **wide) for task in tasks]
+    written = app.conf.idempotency_store.now() - 3 * HOUR
+    records = [keep(app, key=f"{task}:1:{DIGEST}", task=task, updated_at=written, **wide) for task in tasks]
 
     heads, *rows = _rows(app, "list")
     shown = [row.split()[-1] for row in rows]
 
     assert heads.split() == ["STATUS", "AGE", "LABEL", "KEY"]
-    assert [len(row.rstrip()) <= 80 and "…" in row for row in rows[:2]] == [True, True]
+    assert [len(row.rstrip()) <= 80 and "…" in row and " 3 h " in row for row in rows[:2]] == [True, True]
     assert shown == [each.key[:-52] for each in records]
     for text, record in zip(shown, records, strict=True):
         assert told(app, "show", text)["key"] == record.key
@@ -157,8 +158,11 @@ def test_columns_are_those_there_is_something_for(app: Celery, terminal: pytest.
     terminal.setenv("COLUMNS", "220")
     record = keep(app, key=f"scope:1:{DIGEST}", label="", task="shop.charge")
     heads, row = _rows(app, "list")
-    assert heads.split() == ["STATUS", "UPDATED", "ATTEMPTS", "TASK", "KEY", "WORKER"]
-    assert record.key in row
+    assert heads.rstrip() == f"{'STATUS':13}{'UPDATED':22}ATTEMPTS  {'TASK':13}{'KEY':74}WORKER"
+    for columns, is_whole in ((220, True), (len(row.rstrip()) + 2, True), (len(row.rstrip()) + 1, False)):
+        terminal.setenv("COLUMNS", str(columns))
+        assert (record.key in _rows(app, "list")[1]) is is_whole
+    terminal.setenv("COLUMNS", "220")
     keep(app, key="order-2026-11-22-0001", task="shop.charge", label=f"acme/{'o' * 60}")
     assert "LABEL" in _rows(app, "list")[0].split()
     terminal.setenv("COLUMNS", "80")

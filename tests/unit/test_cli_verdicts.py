@@ -21,6 +21,7 @@ from tests.support.links import unlinked
 
 PAST = 1_700_000_000_000
 WHY = ("--reason", "PAY-1", "--by", "ann")
+NOTHING = "nothing is recorded under it, and it is no record's task id or label"
 ALL_UNKNOWN = ("resolve", "--status", "UNKNOWN", "--rerun", *WHY)
 
 
@@ -92,8 +93,8 @@ def test_record_is_shown_before_a_verdict_is_asked_for(
 @pytest.mark.parametrize(
     ("verdict", "status", "reason"),
     [
-        (("resolve", "k", "--rerun"), None, "nothing is recorded under it"),
-        (("release", "k"), None, "nothing is recorded under it"),
+        (("resolve", "k", "--rerun"), None, NOTHING),
+        (("release", "k"), None, NOTHING),
         (("resolve", "k", "--rerun"), Status.RELEASED, "only an UNKNOWN outcome takes a verdict; it is RELEASED"),
         (("release", "k"), Status.COMPLETED, "only what is IN_PROGRESS can be released; it is COMPLETED"),
     ],
@@ -106,7 +107,7 @@ def test_nobody_is_asked_about_what_takes_no_verdict(
         keep(app, "k", status)
     result = run(app, *verdict, answer="y\n")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"Error: key='k': {reason}")
+    assert unlinked(result.stderr) == f"Error: key='k': {reason}\n"
 
 
 def test_verdict_counts_for_the_record_that_was_shown(
