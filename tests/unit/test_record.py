@@ -1,6 +1,7 @@
 """What a record is, before any store has touched it."""
 
 from dataclasses import MISSING, fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -38,6 +39,19 @@ def test_number_that_no_store_could_hold_with_one_more_is_refused(field: str) ->
     for number in (-1, most + 1):
         with pytest.raises(StoreMisconfigured, match=f"{field} is {number}"):
             Record.from_fields({**a_record().to_fields(), field: number}, store="here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"key": ""}, "empty"), ({"revision": ""}, "empty"), ({"expires_at": 5}, "expires"), ({"schema": 2}, "schema 2")],
+)
+def test_what_cannot_have_been_written_is_refused(changes: dict[str, Any], named: str) -> None:
+    """Only outcomes expire; what has no schema is no record, and a newer version knows more."""
+    written = a_record().to_fields()
+    with pytest.raises(StoreMisconfigured, match=named):
+        Record.from_fields({**written, **changes}, store="here")
+    with pytest.raises(StoreMisconfigured, match="its schema cannot be read"):
+        Record.from_fields({each: written[each] for each in written if each != "schema"}, store="here")
 
 
 def test_change_is_that_of_a_dataclass() -> None:
