@@ -226,6 +226,9 @@ def test_operation_commits_once_in_its_block_and_in_a_store_that_can(scene: Scen
 
     assert scene.perform(late) == Outcome(1)
     assert refused == [PolicyError] * 4
+    scene.clock.advance(8 * 86_400_000)
+    with pytest.raises(PolicyError, match="without done"):
+        scene.perform(_forgets)
     with pytest.raises(PolicyError, match="SQL"):
         Scene().perform(lambda handle: handle.transaction())
 
