@@ -5,71 +5,18 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware
-from tests.support.http_behaviour import Got, Reply, Sender, Shop
+from tests.support.http_behaviour import Got, Reply, Shop
 
-__all__ = ["AsgiShop", "Client", "Message", "exchange", "scope"]
+__all__ = ["Client", "Message", "exchange", "scope"]
 
 Message = MutableMapping[str, Any]
 
 
-class Client(Sender):
-    """Speaks ASGI: each request is a connection, in an event loop of its own."""
+class Client(Shop):
+    """Speaks ASGI with an application, or one that it serves: each request has an event loop of its own."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any = None) -> None:
         self.app = app
-
-    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Got:
-        return self.send_parts(method, path, headers, [body])
-
-    def send_parts(self, method: str, path: str, headers: list[tuple[str, str]], parts: list[bytes]) -> Got:
-        """Send a request whose body comes in parts."""
-        waiting: list[Message] = [
-            {"type": "http.request", "body": each, "more_body": each is not parts[-1]} for each in parts
-        ]
-        return asyncio.run(self._exchange(scope(method, path, headers), waiting))
-
-    async def _exchange(self, asked: dict[str, Any], waiting: list[Message]) -> Got:
-        sent = await exchange(self.app, asked, waiting)
-        start = sent[0]
-        assert [each.get("more_body", False) for each in sent[1:]] == [True] * (len(sent) - 2) + [False]
-        named = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
-        return Got(start["status"], named, b"".join(each["body"] for each in sent[1:]))
-
-
-def scope(method: str, path: str, headers: list[tuple[str, str]]) -> dict[str, Any]:
-    """A connection's, as a server makes it."""
-    path, _, query = path.partition("?")
-    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    return {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "root_path": "",
-        "query_string": query.encode(),
-        "headers": raw,
-        "extensions": {"http.response.pathsend": {}},
-    }
-
-
-async def exchange(app: Any, asked: dict[str, Any], waiting: list[Message]) -> list[Message]:
-    """All that ``app`` sends for one connection; what it receives when nothing waits is a disconnect."""
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return waiting.pop(0) if waiting else {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    await app(asked, receive, send)
-    return sent
-
-
-class AsgiShop(Client, Shop):
-    """An application of plain ASGI."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
         self.bodies: list[bytes] = []
 
     def serve(self, respond: Callable[[], Reply], **options: Any) -> None:
@@ -84,3 +31,34 @@ class AsgiShop(Client, Shop):
             await send({"type": "http.response.body", "body": b"" if reply.chunks else reply.body})
 
         self.app = IdempotencyMiddleware(app, **{"caller": "anybody", **options})
+
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], *parts: bytes) -> Got:
+        waiting: list[Message] = [
+            {"type": "http.request", "body": each, "more_body": each is not parts[-1]} for each in parts
+        ]
+        start, *bodies = asyncio.run(exchange(self.app, scope(method, path, headers), waiting))
+        assert [each.get("more_body", False) for each in bodies] == [True] * (len(bodies) - 1) + [False]
+        named = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
+        return Got(start["status"], named, b"".join(each["body"] for each in bodies))
+
+
+def scope(method: str, path: str, headers: list[tuple[str, str]]) -> dict[str, Any]:
+    """A connection's, as a server makes it."""
+    path, _, query = path.partition("?")
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    about = {"method": method, "path": path, "root_path": "", "query_string": query.encode(), "headers": raw}
+    return {"type": "http", **about, "extensions": {"http.response.pathsend": {}}}
+
+
+async def exchange(app: Any, asked: dict[str, Any], waiting: list[Message]) -> list[Message]:
+    """All that ``app`` sends for one connection; what it receives when nothing waits is a disconnect."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return waiting.pop(0) if waiting else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app(asked, receive, send)
+    return sent

@@ -1,11 +1,13 @@
 """What every framework's coat does with requests that have an ``Idempotency-Key``: the same tests for all of them."""
 
+import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,21 +15,18 @@ from celery_idempotent import (
     KeyReused,
     OutcomeUnknown,
     Policy,
-    PolicyError,
     Status,
     StoreMisconfigured,
     StoreUnavailable,
     current_attempt,
     resolve,
-    signals,
 )
 from celery_idempotent.contrib.http import answer
-from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
 from tests.support.deliveries import an_app
 
-__all__ = ["Behaviour", "Got", "Reply", "Sender", "Shop"]
+__all__ = ["Behaviour", "Got", "Reply", "Shop"]
 
 DAY = 86_400_000
 
@@ -49,47 +48,20 @@ class Got(NamedTuple):
     headers: dict[str, str]
     body: bytes
 
-    @property
-    def problem(self) -> str:
-        """The type of the problem that it tells of."""
-        assert self.headers["content-type"] == "application/problem+json"
-        told = json.loads(self.body)
-        assert (told["status"], bool(told["title"]), bool(told["detail"])) == (self.status, True, True)
-        return str(told["type"]).partition("#")[2]
-
     def __str__(self) -> str:
         """Its status, its body or problem, and whether it is replayed or should be asked for later."""
-        is_problem = "problem+json" in self.headers.get("content-type", "")
-        words = [str(self.status), self.problem if is_problem else self.body.decode()]
+        words = [str(self.status), self.body.decode()]
+        if self.headers.get("content-type") == "application/problem+json":
+            told = json.loads(self.body)
+            assert (told["status"], bool(told["title"]), bool(told["detail"])) == (self.status, True, True)
+            words[1] = str(told["type"]).partition("#")[2]
         words += ["later"] if "retry-after" in self.headers else []
         words += ["replayed"] if self.headers.get("idempotent-replayed") == "true" else []
         return " ".join(filter(None, words))
 
 
-class Sender(ABC):
-    """Sends requests as a client does."""
-
-    def request(
-        self,
-        key: str | None = "k-1",
-        *,
-        method: str = "POST",
-        path: str = "/orders",
-        body: bytes = b"{}",
-        **headers: str,
-    ) -> Got:
-        """Send a request; names of headers are written with underscores."""
-        lines = [("idempotency-key", key)] if key is not None else []
-        named = [(name.replace("_", "-"), value) for name, value in headers.items()]
-        return self.send(method, path, [*lines, *named], body)
-
-    @abstractmethod
-    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Got:
-        """Send it as its framework's client sends."""
-
-
-class Shop(Sender):
-    """An application behind a coat."""
+class Shop(ABC):
+    """An application behind a coat, and a client of it."""
 
     bodies: list[bytes]
 
@@ -97,17 +69,28 @@ class Shop(Sender):
     def serve(self, respond: Callable[[], Reply], **options: Any) -> None:
         """Have requests to any path answered by ``respond``; ``options`` are the coat's."""
 
+    @abstractmethod
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Got:
+        """Send a request as its framework's client sends."""
+
+    def request(
+        self, key: str | None = "k-1", *, method: str = "POST", path: str = "/orders", body: bytes = b"{}", **named: str
+    ) -> Got:
+        """Send a request; names of headers are written with underscores."""
+        lines = [("idempotency-key", key)] if key is not None else []
+        return self.send(
+            method, path, [*lines, *((name.replace("_", "-"), each) for name, each in named.items())], body
+        )
+
 
 class Count:
     """An application whose body is the number of its order."""
 
     def __init__(self, **reply: Any) -> None:
-        self.orders = 0
-        self._reply = reply
+        self._numbers, self._reply = itertools.count(1), reply
 
     def __call__(self) -> Reply:
-        self.orders += 1
-        return Reply(**{"body": b"%d" % self.orders, **self._reply})
+        return Reply(**{"body": b"%d" % next(self._numbers), **self._reply})
 
 
 TWICE: tuple[dict[str, Any], ...] = ({}, {})
@@ -130,14 +113,13 @@ STRICT = {"required": True, "max_request": 10, "caller": None}
 Row = tuple[tuple[dict[str, Any], ...], tuple[str, ...], dict[str, Any], dict[str, Any]]
 ROWS: dict[str, Row] = {
     "a repetition": (TWICE, SAME, {}, {}),
-    "a key in quotes and without": (({}, {"key": '"k-1"'}), SAME, {}, {}),
     "another key": (({}, {"key": "k-2"}), AGAIN, {}, {}),
     "another path": (({}, {"path": "/refunds"}), AGAIN, {}, {}),
     "another method": (({}, {"method": "PATCH"}), AGAIN, {}, {}),
     "another caller": ((ANN, BOB, ANN), (*AGAIN, "201 1 replayed"), {"caller": "authorization"}, {}),
     "no key": (({"key": None},) * 2, AGAIN, {}, {}),
     "no key where one is required": (({"key": None},), ("400 key-missing",), {"required": True}, {}),
-    "a malformed key": (({"key": "a,b"}, {"key": "x" * 256}), ("400 key-malformed",) * 2, {}, {}),
+    "a malformed key": (({"key": "a,b"},), ("400 key-malformed",), {}, {}),
     "a method that is not protected": (({"method": "PUT"},) * 2, AGAIN, {}, {}),
     "no caller": (({},), UNKNOWN, {"caller": "authorization"}, {}),
     "a session where nobody has named callers": (({"cookie": "s=1"},), UNKNOWN, {"caller": None}, {}),
@@ -148,10 +130,8 @@ ROWS: dict[str, Row] = {
     "another type": (({"content_type": JSON}, {"content_type": "text/plain"}), REUSED, {}, {}),
     "another charset": (({"content_type": JSON}, {"content_type": f"{JSON}; charset=utf-8"}), SAME, {}, {}),
     "a fingerprint of the author's": (AT, SAME, {"policy": ORDER}, {}),
-    "a large body": (({"body": b"x" * 100_000},), ("201 1",), {}, {}),
     "a body that is too large": (({"body": LARGE},), ("413 body-too-large",), {"max_request": 10}, {}),
-    "a body of the largest size": (({"body": LARGE},), ("201 1",), {"max_request": 11}, {}),
-    **{f"{n}": (TWICE, (f"{n} 1", f"{n} 1 replayed"), {}, {"status": n}) for n in (200, 303, 400, 404, 422)},
+    **{f"{n}": (TWICE, (f"{n} 1", f"{n} 1 replayed"), {}, {"status": n}) for n in (200, 303, 422)},
     **{f"{n}": (TWICE, (f"{n} 1", f"{n} 2"), {}, {"status": n}) for n in (401, 408, 409, 425, 429, 500, 503)},
     "500 under refuse": (TWICE, ("500 1", "500 1 replayed"), {"policy": REFUSE}, {"status": 500}),
     "500 under refuse that the author excludes": (
@@ -159,7 +139,6 @@ ROWS: dict[str, Row] = {
     ),
     "a stream": (TWICE, ("201 abab", "201 abab replayed"), {}, {"chunks": [b"ab"] * 2}),
     "a response that is too large": (TWICE, LOST, {"max_response": 3}, {"body": b"abab"}),
-    "a stream that is too large": (TWICE, LOST, {"max_response": 3}, {"chunks": [b"ab"] * 2}),
     "a result that is not kept": (TWICE, ("201 1", "204 replayed"), {"policy": Policy(private=True)}, {}),
     **{f"mode {mode}": (ODD, SIX, {"policy": Policy(mode=mode), **STRICT}, {}) for mode in ("observe", "off")},
 }
@@ -170,11 +149,8 @@ class Behaviour:
     """The tests; a subclass says by its fixture ``shop`` of what."""
 
     @pytest.fixture
-    def store(self) -> Iterator[MemoryStore]:
-        """A store of the test's own."""
-        with_store = MemoryStore()
-        yield with_store
-        with_store.close()
+    def store(self) -> MemoryStore:
+        return MemoryStore()
 
     @pytest.mark.filterwarnings("ignore:caller is not given")
     @pytest.mark.parametrize("row", ROWS)
@@ -195,23 +171,18 @@ class Behaviour:
         given = {"Location": "/1", "Set-Cookie": "session=1", "Content-Type": "application/json", "X-Request": "1"}
         shop.serve(Count(headers=given), store=store, **({"headers": chosen} if chosen else {}))
         first, again = (shop.request().headers for _ in range(2))
-        assert {each for each in first if each in {name.lower() for name in given}} == {*map(str.lower, given)}
-        assert "set-cookie" not in again
-        kept = {"location", "content-type", "content-length", "x-request"}
-        same = {name for name in kept if again.get(name) == first.get(name)}
-        assert same - {"content-length"} == ({"location"} if chosen else kept - {"content-length"})
-        assert "content-length" in same
+        kept = chosen or {"location", "content-type", "x-request"}
+        assert {*map(str.lower, given)} <= first.keys()
+        assert {each for each in given if again.get(each.lower()) == first[each.lower()]} == {
+            each for each in given if each.lower() in kept
+        }
+        assert again["content-length"] == first["content-length"]
 
     def test_function_names_the_caller(self, shop: Shop, store: MemoryStore) -> None:
         """Of the framework's own request."""
         tenants = iter([1, 2, "1"])
         shop.serve(Count(), store=store, caller=lambda request: next(tenants))
         assert [str(shop.request()) for _ in range(3)] == ["201 1", "201 2", "201 1 replayed"]
-
-    def test_bytes_that_are_no_text_are_replayed(self, shop: Shop, store: MemoryStore) -> None:
-        """Of a stream as a whole."""
-        shop.serve(Count(chunks=[b"\xff", b"\0"]), store=store)
-        assert [shop.request().body for _ in range(2)] == [b"\xff\0"] * 2
 
     def test_repetition_meets_a_request_in_flight(self, shop: Shop, store: MemoryStore) -> None:
         """409, while the first one runs."""
@@ -239,15 +210,16 @@ class Behaviour:
         clock.advance(7 * DAY)
         assert str(shop.request(**AT[0])) == "201 2"
 
-    def test_outage_of_the_store_runs_nothing(self, shop: Shop, store: MemoryStore) -> None:
-        """503: the claim was not confirmed."""
+    def test_outage_of_the_store_runs_nothing_or_is_told_apart(self, shop: Shop, store: MemoryStore) -> None:
+        """503: the claim was not confirmed, or the response was not, as a step of the view's raises it."""
         faulty = FaultyStore(store)
         faulty.faults.extend(["request lost"] * 9)
         shop.serve(Count(), store=faulty)
-        refused = shop.request()
-        assert (str(refused), refused.headers["retry-after"]) == ("503 store-unavailable later", "1")
+        assert str(shop.request()) == "503 store-unavailable later"
         faulty.faults.clear()
         assert str(shop.request()) == "201 1"
+        shop.serve(Mock(side_effect=StoreUnavailable("the store", "swap", "no answer")), store=store)
+        assert str(shop.request("k-2")) == "503 unconfirmed later"
 
     def test_nobody_repeats_what_nobody_knows(self, shop: Shop, store: MemoryStore) -> None:
         """500, until a person has decided; what he says is then the answer."""
@@ -278,76 +250,30 @@ class Behaviour:
         assert [str(shop.request(None)) for _ in range(2)] == ["201 0", "201 0"]
         assert (len(steps), len(set(steps)), len(list(store.scan()))) == (3, 3, 1)
 
-    @pytest.mark.parametrize(
-        ("change", "told"),
-        [
-            (
-                {"status": Status.COMPLETED, "result": json.dumps(answer(202, "theirs")), "expires_at": 2**50},
-                "202 theirs",
-            ),
-            ({}, "409 in-flight later"),
-        ],
-    )
+    @pytest.mark.parametrize("has_ended", [True, False])
     def test_request_that_was_taken_over_has_no_outcome_of_its_own(
-        self, shop: Shop, store: MemoryStore, change: Any, told: str
+        self, shop: Shop, store: MemoryStore, has_ended: bool
     ) -> None:
         """The outcome of the request that took over is the answer, or there is none yet."""
+        theirs = {"status": Status.COMPLETED, "result": json.dumps(answer(202, "theirs")), "expires_at": 2**50}
 
         def respond() -> Reply:
             (record,) = store.scan()
             about: dict[str, Any] = {"revision": "r", "owner": "o", "content_type": "application/json"}
-            other = replace(record, fencing_token=record.fencing_token + 1, **about, **change)
+            about |= theirs if has_ended else {}
+            other = replace(record, fencing_token=record.fencing_token + 1, **about)
             assert store.swap(other, record.revision) == other
             return Reply()
 
         shop.serve(respond, store=store)
-        assert str(shop.request()) == told
+        assert str(shop.request()) == ("202 theirs" if has_ended else "409 in-flight later")
 
-    def test_signals_are_sent(self, shop: Shop, store: MemoryStore) -> None:
-        """As of tasks; the sender has the request's name."""
-        seen: list[str] = []
-
-        def note(sender: Any, **told: Any) -> None:
-            seen.append(sender.name.partition("/")[0])
-
-        with_signal = signals.replayed
-        with_signal.connect(note)
-        try:
-            shop.serve(Count(), store=store)
-            shop.request()
-            shop.request()
-        finally:
-            with_signal.disconnect(note)
-        assert seen == ["POST "]
-
-    @pytest.mark.parametrize(
-        "error",
-        [KeyReused("another", "t-1"), StoreMisconfigured("the store", "swap", "no table"), ZeroDivisionError()],
-        ids=lambda each: type(each).__name__,
-    )
+    @pytest.mark.parametrize("error", [KeyReused("another", "t-1"), StoreMisconfigured("s", "swap", "x"), OSError()])
     def test_exception_that_is_not_the_requests_own_passes(
         self, shop: Shop, store: MemoryStore, error: Exception
     ) -> None:
         """As it does without the coat; the claim is given back."""
-
-        def respond() -> Reply:
-            raise error
-
-        shop.serve(respond, store=store)
+        shop.serve(Mock(side_effect=error), store=store)
         with pytest.raises(type(error)):
             shop.request()
         assert [each.status for each in store.scan()] == [Status.RELEASED]
-
-    def test_outage_after_the_application_is_told_apart(self, shop: Shop, store: MemoryStore) -> None:
-        """The response of a request whose record cannot be confirmed is not sent."""
-
-        def respond() -> Reply:
-            raise StoreUnavailable("the store", "swap", "no answer")  # as a step of the view's raises it
-
-        shop.serve(respond, store=store)
-        assert str(shop.request()) == "503 unconfirmed later"
-
-    def test_bad_options_are_refused_at_once(self, shop: Shop, store: Store) -> None:
-        """Not when the first request comes."""
-        with pytest.raises(PolicyError, match="caller"):
-            shop.serve(Count(), store=store, caller="cookie")
