@@ -88,9 +88,7 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
     context.invoke(sweep, quick=quick, tasks=2_000, seed=seed)
     context.invoke(effects, quick=quick)
     context.invoke(strikes, every=11 if quick else 1)
-    context.invoke(faults, stores=[campaign.REQUESTS], faulted=500 if quick else 5_000, first=0, seed=seed)
-    others = [each for each in campaign.STORES if each != campaign.REQUESTS]
-    context.invoke(faults, stores=others, faulted=1_000 if quick else 20_000, first=0, seed=seed)
+    context.invoke(faults, stores=campaign.STORES, faulted=1_000 if quick else 20_000, first=0, seed=seed)
     if not quick:
         context.invoke(recovery, seed=seed)
         context.invoke(baselines, seed=seed)
@@ -197,7 +195,7 @@ def strikes(every: int) -> None:
 @click.option("--first", default=0, show_default=True, help="Number of the first plan: to go on, or to see one again.")
 @_seed
 def faults(stores: Iterable[str], faulted: int, first: int, seed: int) -> None:
-    """Faults at HTTP requests to DynamoDB ("requests"), and at every write on each store."""
+    """Faults at every write on each store."""
     for store in _present(stores):
         with _told(f"faults, {store}") as progress:
             found = campaign.run(store, faulted, seed, progress, first=first)

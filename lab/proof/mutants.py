@@ -101,9 +101,9 @@ _unconditional(
 _unconditional("renewal without a condition", "celery-redbeat 127", Status.IN_PROGRESS)
 
 
-@_mutant("owner is the task id", "celery-heimdall", claim, "decide")
-def _(right: Mistake, *args: Any, **nonces: str) -> Any:
-    return right(*args, **{**nonces, "owner": "the task id"})
+_mutant("owner is the task id", "celery-heimdall", claim, "decide")(
+    lambda right, *args, **nonces: right(*args, **{**nonces, "owner": "the task id"})
+)
 
 
 @_mutant("lost replies are not recognised", "redis-py Lock", claim, "_swap")
@@ -116,14 +116,12 @@ def _(right: Mistake, store: Any, new: Record, expected: str | None) -> Any:
         return replace(stored, revision="unrecognised", owner="?") if mine else stored
 
 
-@_mutant("release on an error under refuse", "AWS Powertools", delivery, "ending")
-def _(right: Mistake, error: BaseException, **policy: Any) -> Any:
-    return Ending.RELEASE
-
-
-@_mutant("takeover forgotten", "a model of this protocol", protocol, "_reclaimed")
-def _(right: Mistake, seen: Record, claimed: Record) -> Any:
-    return replace(right(seen, claimed), takeovers=0)
+_mutant("release on an error under refuse", "AWS Powertools", delivery, "ending")(
+    lambda right, error, **policy: Ending.RELEASE
+)
+_mutant("takeover forgotten", "a model of this protocol", protocol, "_reclaimed")(
+    lambda right, seen, claimed: replace(right(seen, claimed), takeovers=0)
+)
 
 
 @_mutant("takeovers never reset", "forgotten case", protocol, "_reclaimed")
@@ -132,24 +130,24 @@ def _(right: Mistake, seen: Record, claimed: Record) -> Any:
     return replace(again, takeovers=max(again.takeovers, seen.takeovers))
 
 
-@_mutant("fencing token reset on a claim", "Redisson's fenced lock", protocol, "_reclaimed")
-def _(right: Mistake, seen: Record, claimed: Record) -> Any:
-    return replace(right(seen, claimed), fencing_token=claimed.created_at)
-
-
-@_mutant("takeover one millisecond early", "off by one", claim, "decide")
-def _(right: Mistake, record: Any, operation: Any, now: int, **nonces: str) -> Any:
-    return right(record, operation, now + (record is not None and record.status is Status.IN_PROGRESS), **nonces)
-
-
-@_mutant("expiry on a live record", "AWS Powertools", protocol, "_claimed")
-def _(right: Mistake, operation: Any, now: int, owner: str, revision: str) -> Any:
-    return replace(right(operation, now, owner, revision), expires_at=(now + operation.policy.lease_ms) // 1000)
-
-
-@_mutant("fingerprint ignored", "every peer but Powertools", claim, "decide")
-def _(right: Mistake, record: Any, operation: Any, now: int, **nonces: str) -> Any:
-    return right(record, replace(operation, identity=replace(operation.identity, fingerprint=None)), now, **nonces)
+_mutant("fencing token reset on a claim", "Redisson's fenced lock", protocol, "_reclaimed")(
+    lambda right, seen, claimed: replace(right(seen, claimed), fencing_token=claimed.created_at)
+)
+_mutant("takeover one millisecond early", "off by one", claim, "decide")(
+    lambda right, record, operation, now, **nonces: right(
+        record, operation, now + (record is not None and record.status is Status.IN_PROGRESS), **nonces
+    )
+)
+_mutant("expiry on a live record", "AWS Powertools", protocol, "_claimed")(
+    lambda right, operation, now, owner, revision: replace(
+        right(operation, now, owner, revision), expires_at=(now + operation.policy.lease_ms) // 1000
+    )
+)
+_mutant("fingerprint ignored", "every peer but Powertools", claim, "decide")(
+    lambda right, record, operation, now, **nonces: right(
+        record, replace(operation, identity=replace(operation.identity, fingerprint=None)), now, **nonces
+    )
+)
 
 
 @_mutant("stale claim after a vanished record", "UpdateItem's upsert", MemoryStore, "swap")
@@ -198,14 +196,14 @@ def _(right: Mistake, *args: Any) -> Any:
         return None
 
 
-@_mutant("refuse treated as rerun", "forgotten case", claim, "decide")
-def _(right: Mistake, record: Any, operation: Any, now: int, **nonces: str) -> Any:
-    return right(record, replace(operation, policy=replace(operation.policy, on_takeover="rerun")), now, **nonces)
-
-
-@_mutant("revision reused by a renewal", "forgotten nonce", claim, "renewed")
-def _(right: Mistake, record: Record, now: int, lease: int, revision: str) -> Any:
-    return right(record, now, lease, record.revision)
+_mutant("refuse treated as rerun", "forgotten case", claim, "decide")(
+    lambda right, record, operation, now, **nonces: right(
+        record, replace(operation, policy=replace(operation.policy, on_takeover="rerun")), now, **nonces
+    )
+)
+_mutant("revision reused by a renewal", "forgotten nonce", claim, "renewed")(
+    lambda right, record, now, lease, revision: right(record, now, lease, record.revision)
+)
 
 
 @_mutant("body runs without a claim in an outage", "idempotency-kit", Delivery, "run")
@@ -220,14 +218,10 @@ def _(right: Mistake, write: Record, stored: Record | None) -> Any:
     return Lost() if isinstance(settlement, Superseded) else settlement
 
 
-@_mutant("every write believed", "AWS Powertools", claim, "settle")
-def _(right: Mistake, write: Record, stored: Record | None) -> Any:
-    return Written()
-
-
-@_mutant("refused step begins without a record", "forgotten write", ProtectedAttempt, "_begun")
-def _(right: Mistake, self: Any, step: Any, call: Any) -> Any:
-    return self._finished(step, call(step))
+_mutant("every write believed", "AWS Powertools", claim, "settle")(lambda right, write, stored: Written())
+_mutant("refused step begins without a record", "forgotten write", ProtectedAttempt, "_begun")(
+    lambda right, self, step, call: self._finished(step, call(step))
+)
 
 
 @_mutant("step in doubt is called again", "forgotten case", attempt, "decide_step")
@@ -236,24 +230,18 @@ def _(right: Mistake, name: str, seen: Any, **more: Any) -> Any:
     return Call() if isinstance(decision, Doubt) else decision
 
 
-@_mutant("finished step is called again", "forgotten case", attempt, "decide_step")
-def _(right: Mistake, name: str, seen: Any, **more: Any) -> Any:
-    return right(name, None if isinstance(seen, StepFinished) else seen, **more)
-
-
-@_mutant("step in doubt is released", "forgotten case", delivery, "ending")
-def _(right: Mistake, error: BaseException, **policy: Any) -> Any:
-    return right(error, **{**policy, "in_doubt": False})
-
-
-@_mutant("doubt read off the exception", "an earlier version", delivery, "ending")
-def _(right: Mistake, error: BaseException, **policy: Any) -> Any:
-    return right(error, **{**policy, "in_doubt": isinstance(error, OutcomeUnknown)})
-
-
-@_mutant("effect key of the attempt, not of the operation", "task ids as idempotency keys", Attempt, "effect_key")
-def _(right: Mistake, self: Any, name: str) -> Any:
-    return claim.effect_key(f"{self.key}{self.number}", name)
+_mutant("finished step is called again", "forgotten case", attempt, "decide_step")(
+    lambda right, name, seen, **more: right(name, None if isinstance(seen, StepFinished) else seen, **more)
+)
+_mutant("step in doubt is released", "forgotten case", delivery, "ending")(
+    lambda right, error, **policy: right(error, **{**policy, "in_doubt": False})
+)
+_mutant("doubt read off the exception", "an earlier version", delivery, "ending")(
+    lambda right, error, **policy: right(error, **{**policy, "in_doubt": isinstance(error, OutcomeUnknown)})
+)
+_mutant("effect key of the attempt, not of the operation", "task ids as idempotency keys", Attempt, "effect_key")(
+    lambda right, self, name: claim.effect_key(f"{self.key}{self.number}", name)
+)
 
 
 @_mutant("commit without the record's condition", "AWS Powertools", Claim, "commit")
@@ -262,24 +250,18 @@ def _(right: Mistake, self: Any, store: Any, kept: Any, writes: Any) -> Any:
     return right(self, careless, kept, writes)
 
 
-@_mutant("commit without an answer believed", "forgotten case", Claim, "_was_committed")
-def _(right: Mistake, self: Any, revision: str) -> Any:
-    return True
-
-
-@_mutant("replays answer with None", "celery-heimdall, AWS Powertools 8090", delivery, "outcome_of")
-def _(right: Mistake, *args: Any, **steering: Any) -> Any:
-    return None
-
-
-@_mutant("identity derived anew on a retry", "an earlier version", headers, "identity_in")
-def _(right: Mistake, *args: Any) -> Any:
-    return None
-
-
-@_mutant("vanished record written without a condition", "AWS Powertools _update_record", claim, "_swap")
-def _(right: Mistake, store: Any, new: Record, expected: str | None) -> Any:
-    return right(store, new, ANY if expected is None and new.status is not Status.IN_PROGRESS else expected)
+_mutant("commit without an answer believed", "forgotten case", Claim, "_was_committed")(
+    lambda right, self, revision: True
+)
+_mutant("replays answer with None", "celery-heimdall, AWS Powertools 8090", delivery, "outcome_of")(
+    lambda right, *args, **steering: None
+)
+_mutant("identity derived anew on a retry", "an earlier version", headers, "identity_in")(lambda right, *args: None)
+_mutant("vanished record written without a condition", "AWS Powertools _update_record", claim, "_swap")(
+    lambda right, store, new, expected: right(
+        store, new, ANY if expected is None and new.status is not Status.IN_PROGRESS else expected
+    )
+)
 
 
 @_mutant("vanished record given up", "an earlier version", claim, "settle")
@@ -288,24 +270,18 @@ def _(right: Mistake, write: Record, stored: Record | None) -> Any:
     return Lost() if isinstance(settlement, Vanished) else settlement
 
 
-@_mutant("result of other arguments taken for one's own", "an earlier version", claim, "settle")
-def _(right: Mistake, write: Record, stored: Record | None) -> Any:
-    return right(replace(write, fingerprint=stored.fingerprint) if stored else write, stored)
-
-
-@_mutant("declined card keeps its key", "an earlier version", protocol, "is_reused")
-def _(right: Mistake, record: Record, identity: Any) -> Any:
-    return protocol.is_of_others(record, identity.fingerprint)
-
-
-@_mutant("steps handed to other arguments", "forgotten case", protocol, "is_reused")
-def _(right: Mistake, record: Record, identity: Any) -> Any:
-    return right(replace(record, steps={}), identity)
-
-
-@_mutant("claim taken over with other arguments", "forgotten case", protocol, "is_reused")
-def _(right: Mistake, record: Record, identity: Any) -> Any:
-    return record.status in _OUTCOMES and right(record, identity)
+_mutant("result of other arguments taken for one's own", "an earlier version", claim, "settle")(
+    lambda right, write, stored: right(replace(write, fingerprint=stored.fingerprint) if stored else write, stored)
+)
+_mutant("declined card keeps its key", "an earlier version", protocol, "is_reused")(
+    lambda right, record, identity: protocol.is_of_others(record, identity.fingerprint)
+)
+_mutant("steps handed to other arguments", "forgotten case", protocol, "is_reused")(
+    lambda right, record, identity: right(replace(record, steps={}), identity)
+)
+_mutant("claim taken over with other arguments", "forgotten case", protocol, "is_reused")(
+    lambda right, record, identity: record.status in _OUTCOMES and right(record, identity)
+)
 
 
 @_mutant("UNKNOWN left by who was not its owner", "forgotten case", claim, "settle")
@@ -315,34 +291,22 @@ def _(right: Mistake, write: Record, stored: Record | None) -> Any:
     return right(write, stored)
 
 
-@_mutant("UNKNOWN left by a renewal", "forgotten case", protocol, "_may_follow")
-def _(right: Mistake, write: Status, stored: Status) -> Any:
-    return stored in (Status.IN_PROGRESS, Status.UNKNOWN)
-
-
-@_mutant("owner's late outcome thrown away", "an earlier version", protocol, "_may_follow")
-def _(right: Mistake, write: Status, stored: Status) -> Any:
-    return stored is Status.IN_PROGRESS
-
-
-@_mutant("poison one takeover early", "off by one", protocol, "_is_poison")
-def _(right: Mistake, record: Record, policy: Any) -> Any:
-    return right(replace(record, takeovers=record.takeovers + 1), policy)
-
-
-@_mutant("poison one takeover late", "off by one", protocol, "_is_poison")
-def _(right: Mistake, record: Record, policy: Any) -> Any:
-    return right(replace(record, takeovers=record.takeovers - 1), policy)
-
-
-@_mutant("struck write given up", "an earlier version", Claim, "uninterrupted")
-def _(right: Mistake, self: Any, act: Callable[[], Any]) -> Any:
-    return act()
-
-
-@_mutant("every try of a completion is another write", "lost nonce", Claim, "_ended")
-def _(right: Mistake, self: Any, status: Status, revision: str, *kept: Any) -> Any:
-    return lambda record: right(self, status, claim.new_nonce(), *kept)(record)
+_mutant("UNKNOWN left by a renewal", "forgotten case", protocol, "_may_follow")(
+    lambda right, write, stored: stored in (Status.IN_PROGRESS, Status.UNKNOWN)
+)
+_mutant("owner's late outcome thrown away", "an earlier version", protocol, "_may_follow")(
+    lambda right, write, stored: stored is Status.IN_PROGRESS
+)
+_mutant("poison one takeover early", "off by one", protocol, "_is_poison")(
+    lambda right, record, policy: right(replace(record, takeovers=record.takeovers + 1), policy)
+)
+_mutant("poison one takeover late", "off by one", protocol, "_is_poison")(
+    lambda right, record, policy: right(replace(record, takeovers=record.takeovers - 1), policy)
+)
+_mutant("struck write given up", "an earlier version", Claim, "uninterrupted")(lambda right, self, act: act())
+_mutant("every try of a completion is another write", "lost nonce", Claim, "_ended")(
+    lambda right, self, status, revision, *kept: lambda record: right(self, status, claim.new_nonce(), *kept)(record)
+)
 
 
 @_mutant("steps kept in a failure", "an earlier version", claim, "ended")
@@ -383,9 +347,9 @@ def _(right: Mistake, self: Any, operation: Any) -> Any:
     return decision, self._clock.monotonic()
 
 
-@_mutant("claim of a dead process released", "forgotten case", claim, "abandoned")
-def _(right: Mistake, record: Record, now: int, revision: str) -> Any:
-    return protocol.released(record, now, revision)
+_mutant("claim of a dead process released", "forgotten case", claim, "abandoned")(
+    lambda right, record, now, revision: protocol.released(record, now, revision)
+)
 
 
 @_mutant("lease ended without a condition", "huey's flush", delivery, "end_lease")
@@ -400,9 +364,9 @@ def _(right: Mistake, self: Any, claimed: Claim, error: BaseException) -> Any:
     return right(self, claimed, error)
 
 
-@_mutant("late body does not count as a takeover", "forgotten case", Claim, "abandon")
-def _(right: Mistake, self: Any) -> Any:
-    return self.release()
+_mutant("late body does not count as a takeover", "forgotten case", Claim, "abandon")(
+    lambda right, self: self.release()
+)
 
 
 @_mutant("late outcome thrown away", "forgotten case", Claim, "complete")

@@ -37,6 +37,8 @@ from sqlalchemy import Column, MetaData, NullPool, String, Table, create_engine,
 
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim, effect_key
+from celery_idempotent.engine.delivery import ControlFlow, Delivery
+from celery_idempotent.engine.events import Event
 from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.protocol.contents import ContentLost, Slot, contents_of
 from celery_idempotent.protocol.effects import AtMostOnce
@@ -71,8 +73,8 @@ from lab.proof.verdicts import (
     breaches,
     operation,
     snapshot,
+    tell,
 )
-from lab.proof.ways import WAYS
 
 _MOST_KILLS = 4
 _POINTS = 10
@@ -338,12 +340,12 @@ class _Attacker:
     never touches it.
     """
 
-    def __init__(self, url: str, folder: Path, flaw: str, way: str) -> None:
+    def __init__(self, url: str, folder: Path, flaw: str) -> None:
         opened = open_store(url)
         opened.provision()
         self._own_store = FLAWS[flaw](opened)
         self._store = FLAWS[flaw](_warm(url)) if isinstance(opened, DynamoDBStore) else self._own_store
-        self._own_heartbeat, self._way, self._folder = Heartbeat(), way, folder
+        self._own_heartbeat, self._folder = Heartbeat(), folder
         self._ledger, self._read = Ledger(folder / "ledger"), 0
         (folder / "objects").mkdir()
         self._objects: ObjectStore = FolderObjects(folder / "objects")
@@ -379,13 +381,12 @@ class _Attacker:
             if task.kind.is_large:
                 dying = Offloading(dying, LargeResults(_DyingObjects(self._objects, points), over=0))
             delivered = operation(key, task.kind.promise, number)
-            told = WAYS[self._way](
-                delivered,
-                dying,
-                heartbeat,
-                lambda event: points.note("event", task=event.name),
-                lambda claim: self._body(task, key, points, claim),
-            )
+
+            def observe(event: Event) -> None:
+                points.note("event", task=event.name)
+
+            delivery = Delivery(delivered, dying, CODEC, heartbeat, ControlFlow(), observe)
+            told = tell(delivery, lambda claim: self._body(task, key, points, claim))
             points.reach("everything done, not acknowledged")
             points.note("told", task=told.how, reference=told.value or "")
 
@@ -637,7 +638,6 @@ def sweep(
     target: str = "dynamodb",
     url: str | None = None,
     flaw: str = "none",
-    way: str = "delivery",
 ) -> Result:
     """Run one sweep.
 
@@ -648,13 +648,12 @@ def sweep(
         target: The kind of store, by its name in :data:`lab.proof.targets.TARGETS`.
         url: The store to use; default: a new one.
         flaw: What is broken on purpose, by its name in :data:`lab.proof.flaws.FLAWS`.
-        way: How bodies are delivered, by its name in :data:`lab.proof.ways.WAYS`.
     """
     tally, points = Tally(), Counter[str]()
     with ExitStack() as stack:
         place = url or stack.enter_context(start(target)).url
         began = time.monotonic()
-        common = {"how": how, "kinds": kinds, "tasks": tasks, "seed": seed, "url": place, "flaw": flaw, "way": way}
+        common = {"how": how, "kinds": kinds, "tasks": tasks, "seed": seed, "url": place, "flaw": flaw}
         for found in fan_out("lab.proof.sweep", {**common, "calls": TARGETS[target].calls}, processes):
             tally.add(Verdict.from_json(found))
             points.update(found["faults"])
@@ -683,7 +682,7 @@ def _work(given: Mapping[str, Any]) -> None:
     done, share, of = 0, given["share"], given["of"]
     kinds = [Kind(each) for each in given["kinds"]]
     with temporary_folder() as folder:
-        attacker = _Attacker(given["url"], folder, given["flaw"], given["way"])
+        attacker = _Attacker(given["url"], folder, given["flaw"])
 
         def attack(task: Task) -> bool:
             nonlocal done

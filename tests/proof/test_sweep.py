@@ -8,7 +8,6 @@ from lab.proof.sweep import Kind, kinds_of, sweep, why_no_ptrace
 from lab.proof.table import CONTROL, Row
 from lab.proof.targets import ALL
 from lab.proof.verdicts import PROMISES, Result
-from lab.proof.ways import WAYS
 from tests.support.stores import a_store
 
 pytestmark = pytest.mark.timeout(300)
@@ -19,7 +18,6 @@ POINTS = {
     *("before the completion", "completion stored, reply not read", "everything done, not acknowledged"),
 }
 NO_TRACE = why_no_ptrace()
-OTHER_WAYS = [each for each in WAYS if each != "delivery"]
 SLOW = pytest.mark.nightly
 
 
@@ -51,15 +49,6 @@ def test_promises_survive_death_at_every_point(name: str) -> None:
     assert rows["exactly once"].effects_1 == rows["exactly once"].tasks
 
 
-@pytest.mark.parametrize("name", ["redis", pytest.param("postgres", marks=SLOW)])
-@pytest.mark.parametrize("way", OTHER_WAYS)
-def test_every_way_survives_death_at_every_point(name: str, way: str) -> None:
-    """What is no task keeps the same promises: all points struck, and nothing broke."""
-    rows = by_promise(swept("brief", name, way=way))
-    assert {promise: set(each.faults) for promise, each in rows.items()} == dict.fromkeys(PROMISES, POINTS)
-    assert [rows[promise].effects_2 for promise in PROMISES] == [4, 0, 0]
-
-
 BETWEEN = ("checkpoint stored, reply not read", "before the effect", "after the effect", "before the checkpoint")
 LARGE = {Kind.LARGE_RESULT: 2, Kind.LARGE_COMMIT: 1, Kind.LARGE_TRANSACTION: 1}
 """By kind, how many objects it writes."""
@@ -87,20 +76,19 @@ def test_every_kind_of_effect_keeps_its_promise(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flaw", "kinds", "way"),
+    ("name", "flaw", "kinds"),
     [
-        ("redis", "drops completions", PROMISES, "delivery"),
-        ("redis", "takes over at once", PROMISES, "delivery"),
-        ("sqlite", "writes objects last", [Kind.LARGE_RESULT], "delivery"),
-        *(pytest.param("redis", "drops completions", PROMISES, way, marks=SLOW) for way in OTHER_WAYS),
-        pytest.param("redis", "script claims what is taken", PROMISES, "delivery", marks=SLOW),
-        pytest.param("postgres", "INSERT over what is there", PROMISES, "delivery", marks=SLOW),
-        pytest.param("sqlite", "INSERT over what is there", PROMISES, "delivery", marks=SLOW),
+        ("redis", "drops completions", PROMISES),
+        ("redis", "takes over at once", PROMISES),
+        ("sqlite", "writes objects last", [Kind.LARGE_RESULT]),
+        pytest.param("redis", "script claims what is taken", PROMISES, marks=SLOW),
+        pytest.param("postgres", "INSERT over what is there", PROMISES, marks=SLOW),
+        pytest.param("sqlite", "INSERT over what is there", PROMISES, marks=SLOW),
     ],
 )
-def test_what_is_broken_on_purpose_is_seen(name: str, flaw: str, kinds: list[str], way: str) -> None:
+def test_what_is_broken_on_purpose_is_seen(name: str, flaw: str, kinds: list[str]) -> None:
     """One rule of the library undone, or a mistake in a store's own script or statements."""
-    assert swept("brief", name, flaw=flaw, kinds=list(kinds), way=way).tally.problems
+    assert swept("brief", name, flaw=flaw, kinds=list(kinds)).tally.problems
 
 
 # Each holds death before the claim is sent, between its sending and its reply, and at the effect itself.

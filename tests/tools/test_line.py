@@ -1,19 +1,14 @@
-"""The proxies between workers, campaigns and stores do to a request exactly what they are told."""
+"""The line between workers and a store does to a request exactly what it is told."""
 
-import http.client
 import socket
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from contextlib import suppress
 
 import pytest
 
-from lab.proof.campaign import RequestFault
 from lab.proof.line import Line
-from lab.proof.wire import ORDER, wire
 from lab.proxy import HOST
 from tests.support.waiting import wait_until
 
@@ -39,21 +34,14 @@ class _Server(socketserver.ThreadingTCPServer):
         self.requests: list[bytes] = []
 
 
-@contextmanager
-def serving(server: socketserver.BaseServer) -> Iterator[None]:
-    with server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield
-        server.shutdown()
-        thread.join()
-
-
 @pytest.fixture
 def server() -> Iterator[_Server]:
-    server = _Server()
-    with serving(server):
+    with _Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
         yield server
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture
@@ -109,75 +97,3 @@ def test_either_end_is_cut_off_with_the_other(line: Line, server: _Server) -> No
     server.shutdown()
     server.server_close()
     assert ask(line, CLAIM) == [b""]
-
-
-DEEDS: dict[str, tuple[int, int | type[Exception]]] = {
-    "pass": (1, 200),
-    RequestFault.REQUEST_LOST: (0, http.client.RemoteDisconnected),
-    RequestFault.REPLY_LOST: (1, http.client.RemoteDisconnected),
-    RequestFault.RESET: (1, ConnectionResetError),
-    RequestFault.TORN: (1, http.client.IncompleteRead),
-    RequestFault.DUPLICATED: (2, 200),
-    RequestFault.DELAYED: (1, 200),
-    RequestFault.HELD: (0, http.client.RemoteDisconnected),
-    RequestFault.THROTTLED: (0, 400),
-    RequestFault.UNAVAILABLE: (0, 503),
-    RequestFault.FAILED: (1, 500),
-}
-"""By order: how often the server applied the request, and what its sender saw."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    applied: list[bytes]
-
-    def do_POST(self) -> None:
-        self.applied.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.send_header("Content-Length", "4")
-        self.end_headers()
-        self.wfile.write(b"done")
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def applied(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    found: list[bytes] = []
-    monkeypatch.setattr(_Handler, "applied", found, raising=False)
-    return found
-
-
-@pytest.fixture
-def port(applied: list[bytes]) -> Iterator[int]:
-    server = ThreadingHTTPServer((HOST, 0), _Handler)
-    with serving(server), wire(f"{HOST}:{server.server_port}") as port:
-        yield port
-
-
-def send(port: int, order: str, body: bytes = b"claim") -> int | type[Exception]:
-    with closing(http.client.HTTPConnection(HOST, port)) as connection:
-        connection.request("POST", "/", body, {ORDER: order})
-        try:
-            response = connection.getresponse()
-            response.read()
-        except (http.client.HTTPException, OSError) as error:
-            return type(error)
-        return response.status
-
-
-@pytest.mark.parametrize("order", ["pass", *RequestFault])
-def test_order_is_executed(applied: list[bytes], port: int, order: str) -> None:
-    """The server applied the request as often as the order says, and the sender saw what the order says."""
-    times, seen = DEEDS[order]
-    assert send(port, f"{order} name" if order == RequestFault.HELD else str(order)) == seen
-    assert applied == [b"claim"] * times
-
-
-def test_held_request_lands_when_it_is_told(applied: list[bytes], port: int) -> None:
-    """A held request reaches the server after the one that was sent later, unchanged and once."""
-    send(port, "held first", b"first")
-    send(port, "pass", b"second")
-    assert send(port, "land first", b"") == 200
-    assert applied == [b"second", b"first"]
