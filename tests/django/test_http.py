@@ -165,7 +165,7 @@ def test_outage_in_a_step_is_none_of_the_views_outcomes(shop: DjangoShop, store:
     """Under refuse the operation is UNKNOWN, and not answered by Django's page for ever."""
     outage = StoreUnavailable("the store", "swap", "no answer")
     shop.serve_view(raising(outage), store=store, policy=Policy(on_takeover="refuse"))
-    assert [shop.request().problem for _ in range(2)] == ["unconfirmed", "outcome-unknown"]
+    assert [str(shop.request()) for _ in range(2)] == ["503 unconfirmed later", "500 outcome-unknown"]
 
 
 def test_template_is_rendered_before_it_is_recorded(shop: DjangoShop, store: MemoryStore) -> None:

@@ -3,9 +3,9 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from operator import itemgetter
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from celery_idempotent import (
     Status,
     StoreUnavailable,
     current_attempt,
-    signals,
 )
 from celery_idempotent.contrib.aws_lambda import sqs_batch
 from celery_idempotent.engine import claim
@@ -30,7 +29,6 @@ from tests.support.aws_lambda import QUEUE, Context, a_record, an_event, returne
 from tests.support.deliveries import an_app
 from tests.support.waiting import wait_until
 
-FIFO = f"{QUEUE}.fifo"
 BY_ORDER = Policy("order_id")
 
 
@@ -67,18 +65,6 @@ class Orders:
         event = an_event(*records)
         return returned(event, self.handler(event, context or Context(seconds)))
 
-    @property
-    def statuses(self) -> list[Status]:
-        return [each.status for each in self.store.records]
-
-    def meanwhile(self, other: "Orders") -> list[int]:
-        """Another invocation for the first order, at the same time."""
-        found: list[list[int]] = []
-        invocation = Thread(target=lambda: found.append(other(order(1))))
-        invocation.start()
-        invocation.join()
-        return found[0]
-
 
 @pytest.fixture
 def orders(store: FakeStore) -> Orders:
@@ -89,12 +75,18 @@ def order(number: int, **members: Any) -> dict[str, Any]:
     return {"order_id": f"o-{number}", **members}
 
 
+def meanwhile(other: Orders) -> list[int]:
+    """Another invocation for the first order, at the same time."""
+    with ThreadPoolExecutor() as threads:
+        return threads.submit(other, order(1)).result()
+
+
 def envelope(text: str, kind: str = "Notification") -> dict[str, Any]:
     return {"Type": kind, "MessageId": "m", "TopicArn": "arn:aws:sns:eu-west-1:1:orders", "Message": text}
 
 
-def raising(error: BaseException, *orders: str) -> Callable[[str], None]:
-    def act(order_id: str) -> None:
+def raising(error: BaseException, *orders: str) -> Callable[[Any], None]:
+    def act(order_id: Any) -> None:
         if not orders or order_id in orders:
             raise error
 
@@ -105,11 +97,11 @@ def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [vars(each)["idempotency_reason"] for each in caplog.records if hasattr(each, "idempotency_message_id")]
 
 
-def grouped(queue: str) -> list[Any]:
-    return [a_record(order(n), group=group, queue=queue) for n, group in ((1, "a"), (2, "b"), (3, "a"), (4, "b"))]
-
-
 NO = raising(ValueError("declined"), "o-1", "o-3")
+GROUPED = [
+    ([a_record(order(n), group=group, queue=queue) for n, group in ((1, "a"), (2, "b"), (3, "a"), (4, "b"))], charged)
+    for queue, charged in ((f"{QUEUE}.fifo", "124"), (QUEUE, "1234"))
+]
 DONE, RELEASED = {Status.COMPLETED}, {Status.RELEASED}
 RAISED: list[Exception] = [
     *(SafeToRetry("x"), LeaseLost("k", 1), OutcomeUnknown("k", "who knows"), StoreUnavailable("store", "swap", "away"))
@@ -128,8 +120,7 @@ RAISED: list[Exception] = [
         *((BY_ORDER, raising(error, "o-1"), [[order(1), order(2)]], [[0]], "12", None) for error in RAISED),
         (BY_ORDER, lambda order_id: (each for each in "ab"), [[order(1)]], [[0]], "1", RELEASED),
         (BY_ORDER, lambda order_id: object(), [[order(1)], [order(1)]], [[], []], "1", DONE),
-        (BY_ORDER, NO, [grouped(FIFO)], [[0, 2]], "124", DONE | RELEASED),
-        (BY_ORDER, NO, [grouped(QUEUE)], [[0, 2]], "1234", DONE | RELEASED),
+        *((BY_ORDER, NO, [grouped], [[0, 2]], charged, DONE | RELEASED) for grouped, charged in GROUPED),
         (Policy("order_id", remember=(ValueError,)), NO, [[order(1)], [order(1)]], [[0], [0]], "1", {Status.FAILED}),
         (Policy("order_id", mode="observe"), str, [[order(1), order(1)]], [[]], "11", DONE),
     ],
@@ -143,22 +134,16 @@ def test_message_comes_again_unless_it_has_a_result(
 
     assert [orders(*batch) for batch in batches] == again
     assert orders.charged == [f"o-{number}" for number in charged]
-    assert statuses is None or set(orders.statuses) == statuses
+    assert statuses is None or {each.status for each in store.records} == statuses
 
 
 def test_handler_knows_its_name_its_promise_and_its_keys(orders: Orders) -> None:
-    """And keeps the name and the words of its function; but not its signature, which is not what Lambda calls."""
-    seen: list[str] = []
-
-    def receive(**told: Any) -> None:
-        seen.append(told["key"])
-
-    signals.completed.connect(receive, sender=orders.handler)
+    """And keeps the words of its function; but not its signature, which is not what Lambda calls."""
     orders(order(1))
 
     assert (orders.handler.name, orders.handler.__doc__) == ("charge", "Charge an order.")
     assert orders.handler.guarantee().startswith("charge: ")
-    assert [orders.handler.idempotency_key_for(**order(1))] == [each.key for each in orders.store.records] == seen
+    assert [orders.handler.idempotency_key_for(**order(1))] == [each.key for each in orders.store.records]
     assert not hasattr(orders.handler, "__wrapped__")
 
 
@@ -179,9 +164,7 @@ def test_without_store_the_current_app_is_asked() -> None:
     [
         ("no JSON", "the body is no JSON: Expecting value"),
         ('{"order_id": NaN}', "the body is no JSON: NaN"),
-        ("[" * 100_000, "the body is no JSON: "),
         ([], "the body is no JSON object, but a list"),
-        ("null", "the body is no JSON object, but a NoneType"),
         ({"cents": 5}, "the body does not fit the function: missing a required argument: 'order_id'"),
         (envelope("no JSON"), "the body is no JSON: Expecting value"),
         (envelope("", "SubscriptionConfirmation"), "nobody published it: it is a SubscriptionConfirmation"),
@@ -194,7 +177,7 @@ def test_body_that_cannot_be_used_comes_again_alone(
     """It ends in the dead-letter queue, where a person sees it; the log says why, and quotes nothing."""
     assert orders(order(1), body, order(2)) == [1]
 
-    assert (orders.charged, len(orders.statuses)) == (["o-1", "o-2"], 2)
+    assert (orders.charged, len(orders.store.records)) == (["o-1", "o-2"], 2)
     (reason,) = reasons(caplog)
     assert reason.startswith(told)
 
@@ -220,10 +203,9 @@ def test_key_can_come_from_the_record(store: FakeStore, caplog: pytest.LogCaptur
     one, other = a_record(order(1)), a_record(order(1))
     assert (orders(one, one, other), orders.charged) == ([], ["o-1", "o-1"])
 
-    for none in (None, ""):
-        orders = Orders(store, key=lambda record, none=none: record["attributes"].get("absent", none))
-        assert (orders(one), orders.charged) == ([0], [])
-    assert caplog.text.count("event=idempotency.key_missing") == 2
+    orders = Orders(store, key=lambda record: record["attributes"].get("absent"))
+    assert (orders(one), orders.charged) == ([0], [])
+    assert "event=idempotency.key_missing" in caplog.text
 
 
 @pytest.mark.parametrize(("private", "reason"), [(False, "ValueError: declined"), (True, "ValueError")])
@@ -244,7 +226,7 @@ def test_log_has_the_traceback_of_a_failure(
 def test_operation_in_flight_comes_again(orders: Orders, store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
     """Another invocation has it; when that has ended, its result counts."""
     other, met = Orders(store), list[list[int]]()
-    orders.then = lambda order_id: met.append(orders.meanwhile(other))
+    orders.then = lambda order_id: met.append(meanwhile(other))
 
     with caplog.at_level(logging.INFO):
         assert (orders(order(1)), met) == ([], [[0]])
@@ -252,23 +234,6 @@ def test_operation_in_flight_comes_again(orders: Orders, store: FakeStore, caplo
     assert (other(order(1)), other.charged) == ([], [])
     assert "is in flight on" in reasons(caplog)[0]
     assert {each.levelno for each in caplog.records if hasattr(each, "idempotency_message_id")} == {logging.INFO}
-
-
-def test_outcome_that_nobody_knows_comes_again(store: FakeStore) -> None:
-    """Until a person resolves it."""
-    orders = Orders(store, Policy("order_id", on_takeover="refuse"))
-    orders.then = raising(SystemExit())
-    with pytest.raises(SystemExit):
-        orders(order(1))
-
-    assert (orders(order(1)), orders.charged, orders.statuses) == ([0], ["o-1"], [Status.UNKNOWN])
-
-
-def test_store_that_is_away_leaves_its_message(orders: Orders) -> None:
-    """Without an answer nothing runs, and nothing is reported as done."""
-    orders.store.before_swap = raising(StoreUnavailable("store", "swap", "away"))  # type: ignore[assignment]
-
-    assert (orders(order(1), order(2)), orders.charged) == ([0, 1], [])
 
 
 def test_effect_that_could_not_be_recorded_does_not_hold_up_its_batch(
@@ -291,61 +256,32 @@ def test_effect_that_could_not_be_recorded_does_not_hold_up_its_batch(
 
 
 @pytest.mark.parametrize(
-    ("policy", "context", "low", "high"),
-    [
-        (BY_ORDER, Context(30, lambda: 0.0), 27, 29),
-        (Policy("order_id", lease=5, deadline=10), Context(30, lambda: 0.0), 8, 10),
-    ],
+    ("policy", "seconds", "low", "high"),
+    [(BY_ORDER, 30, 27, 29), (Policy("order_id", lease=5, deadline=10), 30, 8, 10), (BY_ORDER, None, -1, 0)],
 )
 def test_body_has_until_its_invocation_or_its_deadline_ends(
-    store: FakeStore, policy: Policy, context: Context, low: float, high: float
+    store: FakeStore, policy: Policy, seconds: float | None, low: float, high: float
 ) -> None:
-    """Whichever is earlier."""
+    """Whichever is earlier; and without a context, as in a test of the author's, for ever."""
     orders, remaining = Orders(store, policy), list[float]()
     orders.then = lambda order_id: remaining.append(current_attempt().remaining or 0)
 
-    orders(order(1), context=context)
+    orders.handler(an_event(order(1)), Context(seconds, lambda: 0.0) if seconds else None)
 
     assert low < remaining[0] <= high
 
 
-def test_without_a_context_the_policy_counts_as_it_is(orders: Orders) -> None:
-    """As in a test of the author's."""
-    remaining: list[Any] = []
-    orders.then = lambda order_id: remaining.append(current_attempt().remaining)
-
-    assert orders.handler(an_event(order(1)), None) == {"batchItemFailures": []}
-    assert remaining == [None]
-
-
-def test_claim_ends_with_its_invocation(store: FakeStore) -> None:
-    """Long before the policy's lease; and a living invocation cannot be taken over from, in its reserve neither."""
-    orders, leases = Orders(store, Policy("order_id", lease=60), reserve=5), list[int]()
+@pytest.mark.parametrize("lease", [None, 60])
+def test_killed_invocation_is_taken_over_from_once_it_would_have_ended(store: FakeStore, lease: Any) -> None:
+    """And not before, in its reserve neither; long before the policy's lease."""
 
     def act(order_id: str) -> None:
-        leases.append(store.records[0].lease_until - store.clock.now())
-        raise SystemExit
+        store.before_swap = raising(KeyboardInterrupt())
+        raise KeyboardInterrupt
 
+    orders = Orders(store, Policy("order_id", lease=lease) if lease else BY_ORDER, reserve=5)
     orders.then = act
-    with pytest.raises(SystemExit):
-        orders(order(1), seconds=30)
-
-    assert 24_000 < leases[0] <= 25_000
-
-
-def test_killed_invocation_is_taken_over_from_once_it_would_have_ended(store: FakeStore) -> None:
-    """And not before."""
-
-    class Killed(BaseException):
-        pass
-
-    def act(order_id: str) -> None:
-        store.before_swap = raising(Killed())  # type: ignore[assignment]
-        raise Killed
-
-    orders = Orders(store, reserve=5)
-    orders.then = act
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         orders(order(1), seconds=30)
     store.before_swap = lambda record: None
     orders.then = lambda order_id: None
@@ -363,7 +299,7 @@ def test_invocation_that_was_frozen_past_its_end_reports_what_counts(orders: Ord
 
     def frozen(order_id: str) -> str:
         store.advance(60)
-        orders.meanwhile(other)
+        meanwhile(other)
         return "ours"
 
     orders.then = frozen
@@ -399,10 +335,10 @@ def test_message_that_cannot_end_in_time_is_not_begun(store: FakeStore, caplog: 
     assert "4.0 s are left" in caplog.text
 
 
-@pytest.mark.parametrize("seconds", [0, 1, 1.4])
+@pytest.mark.parametrize("seconds", [0, 1.4])
 def test_invocation_that_is_nearly_over_begins_nothing(orders: Orders, seconds: float) -> None:
     """A lease has a shortest length."""
-    assert (orders(order(1), order(2), seconds=seconds), orders.charged, orders.statuses) == ([0, 1], [], [])
+    assert (orders(order(1), order(2), seconds=seconds), orders.store.records) == ([0, 1], [])
 
 
 @pytest.mark.parametrize("event", [{}, "text", {"Records": [{"EventSource": "aws:sns"}]}])
@@ -418,18 +354,11 @@ async def _async(order_id: str) -> None: ...
 def _positional(order_id: str, /) -> None: ...
 
 
-def _several(*order_ids: str) -> None: ...
-
-
 def _generator(order_id: str) -> Iterator[str]:
     yield order_id
 
 
-class _Class:
-    def method(self, order_id: str) -> None: ...
-
-
-@pytest.mark.parametrize("function", [_async, _positional, _several, _generator, _Class.method, _Class])
+@pytest.mark.parametrize("function", [_async, _positional, _generator, Orders.__call__, Orders])
 def test_function_that_cannot_be_a_handler_is_refused(store: FakeStore, function: Any) -> None:
     """Where it is decorated."""
     with pytest.raises(PolicyError) as refused:
@@ -440,7 +369,6 @@ def test_function_that_cannot_be_a_handler_is_refused(store: FakeStore, function
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"policy": "order_id"}, "policy"),
         ({"needs": -1}, "needs"),
         ({"reserve": "1"}, "reserve"),
         ({"record": "message"}, "record"),

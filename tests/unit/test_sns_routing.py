@@ -50,9 +50,6 @@ ENVELOPE = {
     "TopicArn": TOPIC,
     "Subject": "placed",
     "Message": '{"order_id": "o-1"}',
-    "Timestamp": "2026-05-02T00:54:06.655Z",
-    "SignatureVersion": "1",
-    "Signature": "EXAMPLEw6JRN...",
     "MessageAttributes": {
         "event": {"Type": "String", "Value": "placed"},
         "cents": {"Type": "Number", "Value": "500"},
@@ -75,9 +72,8 @@ NONE: dict[str, str] = {}
     [
         ({}, {}),
         ({"Subject": None, "MessageAttributes": None}, {"subject": "", "attributes": NONE}),
-        ({"Subject": 1, "MessageAttributes": []}, {"subject": "", "attributes": NONE}),
         ({"MessageAttributes": {"a": "b", "c": {"Type": "String"}}}, {"attributes": NONE}),
-        *(({"Type": kind}, {"kind": kind}) for kind in ("SubscriptionConfirmation", "UnsubscribeConfirmation")),
+        ({"Type": "UnsubscribeConfirmation"}, {"kind": "UnsubscribeConfirmation"}),
     ],
 )
 def test_notification_comes_out_of_its_envelope(change: dict[str, Any], found: dict[str, Any]) -> None:
@@ -110,9 +106,9 @@ def test_members_of_the_message_are_the_arguments_of_their_names(message: dict[s
 @pytest.mark.parametrize(
     ("notification", "route", "told"),
     [
-        *((_of(text), {}, "charge are no object") for text in ("no JSON", "1", "[]", '"text"', "[" * 100_000)),
+        *((_of(text), {}, "charge are no object") for text in ("no JSON", "[]", "[" * 100_000)),
         (PLACED, {"when": lambda each: each.message.get("missing")}, "no route"),
-        *((replace(PLACED, kind=kind), {}, kind) for kind in ("SubscriptionConfirmation", "UnsubscribeConfirmation")),
+        (replace(PLACED, kind="SubscriptionConfirmation"), {}, "SubscriptionConfirmation"),
     ],
 )
 def test_notification_that_asks_for_no_call_stays(notification: Notification, route: Any, told: str) -> None:
@@ -122,13 +118,9 @@ def test_notification_that_asks_for_no_call_stays(notification: Notification, ro
 
 
 def test_first_route_that_fits_has_it() -> None:
-    """By whatever its function looks at."""
-    routes = [
-        _route(task="first", when=lambda each: each.attributes["event"] == "paid"),
-        _route(task="second", when=lambda each: each.subject),
-        _route(task="third"),
-    ]
-    assert _routed(PLACED, *routes).route is routes[1]
+    """Whatever its function looks at."""
+    routes = [_route(when=lambda each: each.attributes["event"] == "paid"), _route(when=lambda each: each.subject)]
+    assert _routed(PLACED, *routes, _route()).route is routes[1]
 
 
 @pytest.mark.parametrize(
@@ -179,9 +171,7 @@ def test_each_delivery_of_a_notification_has_one_task_id() -> None:
         ("key", None, "key=None"),
         ("key", lambda: "k", "key=.*notification"),
         ("when", "subject", "when='subject'"),
-        ("arguments", {"order": 1}, "arguments={'order': 1}"),
         ("options", {"task_id": "t"}, "options='task_id'"),
-        ("options", {"idempotency_key": "k"}, "options='idempotency_key'"),
     ],
 )
 def test_route_that_cannot_work_is_refused(option: str, value: Any, told: str) -> None:
