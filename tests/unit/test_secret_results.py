@@ -1,11 +1,8 @@
 """What is encrypted at rest, what people see of it, and what happens without the key or after somebody tampered."""
 
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,31 +10,26 @@ from celery import Celery
 from cryptography.fernet import Fernet
 
 from celery_idempotent import (
-    IdempotentTask,
+    InFlight,
     OutcomeUnknown,
     Policy,
     PolicyError,
     Record,
-    ReplayedFailure,
-    ResultLost,
     Status,
     current_attempt,
-    idempotent,
     resolve,
     signals,
 )
 from celery_idempotent.engine.search import Filter, found, looked_up
 from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.protocol.contents import ENCRYPTED, OBJECT, reveal
+from celery_idempotent.protocol.contents import ENCRYPTED, reveal
 from celery_idempotent.protocol.record import RecordUnreadable
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.wrappers import innermost
-from celery_idempotent.testing.contract import a_record
 from tests.support import deliveries
 from tests.support.commands import run
-from tests.support.deliveries import Ended, an_app
-from tests.support.objects import MemoryObjects, large_results
+from tests.support.deliveries import Ended
+from tests.support.objects import large_results
 from tests.support.web import a_page, a_program, text_of
 
 OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()
@@ -94,82 +86,32 @@ class Shop(deliveries.Shop):
         return repr(self.record.to_fields())
 
 
-@contextmanager
-def heard(*listened: Any) -> Iterator[list[tuple[str, str]]]:
-    """Label and reason of each of these signals."""
-    told: list[tuple[str, str]] = []
-
-    def hear(sender: Any, label: str, reason: str = "", **_: Any) -> None:
-        told.append((label, reason))
-
-    for each in listened:
-        each.connect(hear, weak=False, dispatch_uid="heard")
-    try:
-        yield told
-    finally:
-        for each in listened:
-            each.disconnect(dispatch_uid="heard")
-
-
-def same(ended: Ended, other: Ended) -> bool:
-    return (ended.state, repr(ended.value)) == (other.state, repr(other.value))
-
-
 @pytest.mark.parametrize("end", ENDS)
 def test_nothing_that_was_said_is_kept_in_clear_and_all_ends_as_without_encryption(end: str) -> None:
     """Neither result, step, label nor text of an exception; the duplicate gets what it gets without keys."""
     hidden, clear = Shop(), Shop(None)
     for _ in range(2):
-        assert same(hidden.end(end), clear.end(end))
+        assert repr(hidden.end(end)) == repr(clear.end(end))
 
     assert (hidden.runs, hidden.record.status) == (clear.runs, clear.record.status)
     assert ORDER in clear.kept
     assert not [each for each in (SECRET, "acme", "4711") if each in hidden.kept]
 
 
-def test_lost_result_of_a_step_says_why() -> None:
-    """In clear to the body, and not in the store."""
-    shop = Shop()
-    shop.pays = {SECRET: object()}  # type: ignore[assignment]
-    shop.end("released")
-    assert SECRET not in shop.kept
-    ended = shop.deliver(ORDER)
-
-    assert isinstance(ended.value, ResultLost)
-    assert "not encodable" in str(ended.value)
-    assert reveal(shop.around, shop.record).steps["pay"]["lost"].startswith("not encodable")
-
-
-def test_redacted_failure_stays_redacted() -> None:
-    """Encryption keeps no more than was kept without."""
-    shop = Shop(private=True)
-    shop.end("failed")
-
-    assert reveal(shop.around, shop.record).error == "Declined"
-    assert isinstance(shop.deliver(ORDER).value, ReplayedFailure)
-
-
-def test_function_is_encrypted_as_a_task() -> None:
-    """By the app that it names."""
-    app = an_app(idempotency_cipher=NEW)
-
-    @idempotent(Policy("order", label="order"), app=app, name="charge")
-    def charge(order: str) -> str:
-        return SECRET
-
-    assert [charge(ORDER), charge(ORDER)] == [SECRET, SECRET]
-    (record,) = innermost(runtime_of(app).store).scan()
-    assert ORDER not in repr(record)
-
-
 def test_signals_are_in_clear() -> None:
     """They are not at rest in the store; that of a verdict as every other."""
+    told: list[tuple[str, str]] = []
+
+    def hear(sender: Any, label: str, reason: str = "", **_: Any) -> None:
+        told.append((label, reason))
+
+    for each in (signals.claimed, signals.failed, signals.replayed, signals.verdict_given):
+        each.connect(hear)
     shop, doubtful = Shop(), Shop()
-    with heard(signals.claimed, signals.failed, signals.replayed, signals.verdict_given) as told:
-        shop.end("failed")
-        shop.deliver(ORDER)
-        doubtful.end("unknown")
-        resolve(doubtful.record.key, rerun=True, app=doubtful.app)
+    shop.end("failed")
+    shop.deliver(ORDER)
+    doubtful.end("unknown")
+    resolve(doubtful.record.key, rerun=True, app=doubtful.app)
 
     assert {label for label, _ in told} == {ORDER}
     assert f"failed earlier: Declined: {SECRET}" in [reason for _, reason in told]
@@ -177,15 +119,11 @@ def test_signals_are_in_clear() -> None:
 
 def test_large_results_are_encrypted_objects() -> None:
     """What comes after the codec has ciphertext: the objects of the result and of the step have no secret."""
-    large = large_results(over=10)
-    assert isinstance(large.objects, MemoryObjects)
+    large: Any = large_results(over=10)
     shop = Shop(large=large)
     shop.end("released")
     assert [shop.end("completed").value for _ in range(2)] == [ENDS["completed"]] * 2
-    Shop(None, large=large).end("released")
-
-    assert [SECRET.encode() in each for each in large.objects.objects.values()] == [False, False, True]
-    assert shop.runs == [ORDER, "pay", ORDER]
+    assert [SECRET.encode() in each for each in large.objects.objects.values()] == [False, False]
 
 
 @pytest.mark.parametrize("options", [{}, {"on_outage": "run"}], ids=["", "run"])
@@ -204,15 +142,10 @@ def test_without_the_key_nothing_runs_and_nothing_is_lost(end: str, keys: Any, l
     ended = keyless.deliver(ORDER)
 
     assert (ended.state, type(ended.value.exc), keyless.runs) == ("RETRY", RecordUnreadable, [])
-    assert "idempotency_cipher" in str(ended.value.exc)
     assert shop.record == before
-    rotated = Shop([OLD, NEW], shop, kept)
-    if end in ("completed", "failed"):
-        assert same(rotated.deliver(ORDER), first)
-        assert rotated.runs == []
-    else:
-        assert rotated.deliver(ORDER).value == ENDS["completed"]
-        assert rotated.runs == [ORDER], "the step that finished is not made again"
+    rotated, is_over = Shop([OLD, NEW], shop, kept), end in ("completed", "failed")
+    assert repr(rotated.deliver(ORDER)) == repr(first if is_over else Ended("SUCCESS", ENDS["completed"]))
+    assert rotated.runs == ([] if is_over else [ORDER]), "the step that finished is not made again"
 
 
 def test_without_the_key_a_conflict_and_a_doubt_are_what_they_are() -> None:
@@ -221,12 +154,11 @@ def test_without_the_key_a_conflict_and_a_doubt_are_what_they_are() -> None:
     shop.end("released")
     shop.change(status=Status.IN_PROGRESS, lease_until=shop.memory.now() + 60_000)
     doubtful.end("unknown")
-    with heard(signals.conflicted) as told:
-        assert Shop(None, shop).deliver(ORDER).state == "RETRY"
-    unknown = Shop(None, doubtful).deliver(ORDER).value
+    conflict, unknown = (Shop(None, each).deliver(ORDER) for each in (shop, doubtful))
 
-    assert isinstance(unknown, OutcomeUnknown)
-    assert [each.partition(":")[0] for each in (told[0][0], unknown.reason)] == ["encrypted"] * 2
+    assert (conflict.state, type(conflict.value.exc)) == ("RETRY", InFlight)
+    assert isinstance(unknown.value, OutcomeUnknown)
+    assert unknown.value.reason.startswith("encrypted:")
 
 
 def test_clear_record_goes_on_under_encryption() -> None:
@@ -241,18 +173,12 @@ def test_clear_record_goes_on_under_encryption() -> None:
 
 
 TAMPERED: dict[str, tuple[str, Callable[[Record, Record], dict[str, Any]], str]] = {
-    "damaged step": ("released", lambda own, _: {"steps": {"pay": _encrypted(base64="?")}}, "is damaged"),
     "another's step": ("released", lambda own, other: {"steps": other.steps}, "moved it here"),
     "step as another": ("released", lambda own, _: {"steps": {**own.steps, "x": own.steps["pay"]}}, "moved it here"),
     "another's label": ("released", lambda own, other: {"label": other.label}, "the label"),
     "another's result": ("completed", lambda own, other: {"result": other.result}, "moved it here"),
-    "another's failure": ("failed", lambda own, other: {"result": other.result}, "moved it here"),
     "failure as result": ("failed", lambda own, _: {"status": Status.COMPLETED}, "moved it here"),
 }
-
-
-def _encrypted(**more: Any) -> dict[str, Any]:
-    return {"content_type": ENCRYPTED, **more}
 
 
 @pytest.mark.parametrize("name", TAMPERED)
@@ -271,18 +197,13 @@ def test_what_somebody_moved_or_damaged_is_refused(name: str) -> None:
     assert name != "another's label" or reveal(shop.around, tampered).label.startswith("encrypted:")
 
 
-@pytest.mark.parametrize(
-    ("keys", "step"),
-    [(NEW, {"begun_at": 1, "attempt": 1, "content_type": ENCRYPTED}), (None, {"text": "?", "content_type": OBJECT})],
-    ids=["a begun step", "a damaged pointer"],
-)
-def test_what_only_looks_encrypted_keeps_nobody_from_running(keys: Any, step: dict[str, Any]) -> None:
-    """A begun step has no result yet, and whoever reads a damaged pointer says so."""
-    shop = Shop(keys)
+def test_begun_step_has_nothing_to_decrypt() -> None:
+    """It has no result yet, and keeps nobody from running."""
+    shop, begun = Shop(), {"begun_at": 1, "attempt": 1, "content_type": ENCRYPTED}
     shop.end("released")
-    shop.change(steps={**shop.record.steps, "other": step})
+    shop.change(steps={**shop.record.steps, "other": begun})
 
-    assert reveal(shop.around, shop.record).steps["other"] == step
+    assert reveal(shop.around, shop.record).steps["other"] == begun
     assert shop.end("completed").value == ENDS["completed"]
 
 
@@ -290,12 +211,10 @@ def test_older_ciphertext_of_the_same_place_is_accepted() -> None:
     """What cannot be prevented: it was this operation's result once, and who can write the store can put it back."""
     shop = Shop()
     shop.end("completed")
-    older = shop.record
-    shop.change(expires_at=1, revision="forgotten")
+    older = shop.change(expires_at=1, revision="forgotten")
     shop.ends = "the second"
     assert shop.deliver(ORDER).value == "the second"
     shop.change(result=older.result)
-
     assert shop.deliver(ORDER).value == ENDS["completed"]
 
 
@@ -304,17 +223,14 @@ def test_publisher_hides_the_label_and_gets_in_clear_what_is_done() -> None:
     shop = Shop(publish="once")
     shop.charge.delay(ORDER)
     assert "4711" not in shop.kept
-    assert reveal(shop.around, shop.record).label == ORDER
 
     shop = Shop(publish="once")
     shop.end("failed")
-    with heard(signals.publish_skipped) as told, pytest.raises(Declined, match=SECRET):
+    with pytest.raises(Declined, match=SECRET):
         shop.charge.delay(ORDER).get(timeout=0)
-    assert [reason for _, reason in told] == [f"failed earlier: Declined: {SECRET}"]
-
     keyless = Shop(None, shop, publish="once")
     keyless.charge.delay(ORDER)
-    assert len(keyless.published()) == 1
+    assert (len(shop.published()), len(keyless.published())) == (0, 1)
 
 
 def test_verdict_is_given_on_an_encrypted_record() -> None:
@@ -331,58 +247,47 @@ def test_verdict_is_given_on_an_encrypted_record() -> None:
 def test_records_are_found_by_label() -> None:
     """By all of it or its beginning: each label is decrypted and compared; one that cannot be is told, not passed over.
 
-    A label that reads as if it were encrypted refuses no search: whoever chooses an argument could else keep an
-    operator from searching.
+    A label that only reads as encrypted refuses no search: an argument could else keep an operator from searching.
     """
     shop = Shop()
     for order in (ORDER, "other/7"):
         shop.end("completed", order)
     Shop(None, shop).deliver("encrypted:/o-1")
-    assert shop.memory.swap(replace(a_record(), label="(encrypted)"), None)
 
     for label in (ORDER, "acme/*"):
         (record,) = found(shop.around, Filter(label=label))
         assert record.label == ORDER
     assert looked_up(shop.around, ORDER) == looked_up(shop.around, record.key) == reveal(shop.around, record)
-    for keys in (None, OLD):
-        app = Shop(keys, shop).app
-        erased = run(app, "forget", "--label", "acme/*", "--yes", "--reason", "T-1")
-        assert (erased.exit_code, "is encrypted with a key that is not here" in erased.output) == (1, True)
-        assert "that can be read: 2 are encrypted" in run(app, "show", ORDER).output
+    keyless = Shop(OLD, shop).app
+    erased = run(keyless, "forget", "--label", "acme/*", "--yes", "--reason", "T-1")
+    assert (erased.exit_code, "is encrypted with a key that is not here" in erased.output) == (1, True)
+    assert "that can be read: 2 are encrypted" in run(keyless, "show", ORDER).output
 
 
 def test_people_see_what_is_encrypted_where_the_key_is() -> None:
-    """By the commands and on the page, found by its label; elsewhere they are told that it is encrypted."""
+    """By the commands and on the page; elsewhere they are told that it is encrypted."""
     shop = Shop()
     shop.end("failed")
     key, keyless = shop.record.key, Shop(OLD, shop)
-    for arguments in (("list", "--label", ORDER), ("list", "--label", "acme/*"), ("show", ORDER), ("show", key)):
-        assert ORDER in run(shop.app, *arguments).output
     shown, hidden = (json.loads(run(each.app, "show", key, "--json").output) for each in (shop, keyless))
-    assert (shown["label"], shown["error"]) == (ORDER, f"Declined: {SECRET}")
-    assert shown["result"]["message"] == SECRET
-    assert hidden["content_type"] == ENCRYPTED
+    assert (shown["label"], shown["error"], shown["result"]["message"]) == (ORDER, f"Declined: {SECRET}", SECRET)
     assert all(hidden[each].startswith("encrypted:") for each in ("label", "error"))
 
     shop.end("released", "acme/open")
     assert json.loads(run(shop.app, "show", "acme/open", "--json").output)["steps"]["pay"]["result"] == SECRET
 
     person, stranger = (a_program(a_page(each.app)) for each in (shop, keyless))
-    shop.end("unknown", "acme/doubt")
-    assert "acme/doubt" in text_of(person.get("/").text)
-    for address in ("/records?label=acme/*", f"/records?key={key}", f"/record?key={key}"):
-        assert ORDER in text_of(person.get(address).text), address
+    assert ORDER in text_of(person.get("/records?label=acme/*").text)
     assert SECRET in text_of(person.get(f"/record?key={key}").text)
     assert "it is encrypted" in text_of(stranger.get(f"/record?key={key}").text)
-    assert "is encrypted with a key that is not here" in text_of(stranger.get("/records?label=acme/*").text)
 
 
 @pytest.mark.parametrize("keys", [None, NEW], ids=["clear", "encrypted"])
-@pytest.mark.parametrize("large", [None, 0], ids=["in the record", "an object"])
+@pytest.mark.parametrize("large", [False, True], ids=["in the record", "an object"])
 @pytest.mark.parametrize("end", ["completed", "failed", "released"])
-def test_clear_text_is_no_result_where_encryption_is_required(end: str, large: Any, keys: Any) -> None:
+def test_clear_text_is_no_result_where_encryption_is_required(end: str, large: bool, keys: Any) -> None:
     """Whoever can write the store could have put it there; what is encrypted is read, and people see both."""
-    kept = large_results(over=0) if large == 0 else None
+    kept = large_results(over=0) if large else None
     shop = Shop(keys, large=kept)
     first, before = shop.end(end), shop.record
     demanding = Shop(NEW, shop, kept, idempotency_cipher_required=True)
@@ -391,40 +296,31 @@ def test_clear_text_is_no_result_where_encryption_is_required(end: str, large: A
 
     if keys is None:
         assert (ended.state, type(ended.value.exc), demanding.runs) == ("RETRY", RecordUnreadable, [])
-        assert "idempotency_cipher_required" in str(ended.value.exc)
         assert shop.record == before
     elif end == "released":
         assert (ended.state, demanding.runs) == ("SUCCESS", [ORDER])
     else:
-        assert same(ended, first)
-        assert demanding.runs == []
+        assert (repr(ended), demanding.runs) == (repr(first), [])
 
 
 def _bound(**settings: Any) -> Celery:
-    app = an_app(**settings)
-
-    @app.task(base=IdempotentTask, shared=False)
-    def charge(order: str) -> None: ...
-
-    app.finalize()
-    return app
+    return deliveries.Shop(Policy("order_id"), **settings).app
 
 
-@pytest.mark.parametrize("keys", ["", "hunter2", [NEW, "hunter2"], []])
+@pytest.mark.parametrize("keys", ["hunter2", []])
 def test_bad_key_is_refused_where_a_task_is_bound_and_where_a_worker_starts(keys: Any) -> None:
-    """The earliest moment there is, and after the setting has changed; the error does not show the key."""
+    """The earliest moment there is, and after the setting has changed."""
     app = _bound(idempotency_cipher=NEW)
     app.conf.idempotency_cipher = keys
     for refuse in (lambda: _bound(idempotency_cipher=keys), lambda: worker.check(app, "celery.concurrency.solo")):
-        with pytest.raises(PolicyError, match="idempotency_cipher") as refused:
+        with pytest.raises(PolicyError, match="idempotency_cipher"):
             refuse()
-        assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("required", "keys"), [(True, None), ("yes", NEW), (None, NEW)])
 def test_encryption_that_is_required_needs_keys(required: Any, keys: Any) -> None:
     """Or all would be written in clear."""
-    with pytest.raises(PolicyError, match="idempotency_cipher_required=.*: must be True or False, and True needs"):
+    with pytest.raises(PolicyError, match="idempotency_cipher_required="):
         _bound(idempotency_cipher=keys, idempotency_cipher_required=required)
 
 
@@ -432,8 +328,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what installs it."""
     monkeypatch.delitem(sys.modules, "celery_idempotent.stores.keyring", raising=False)
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
-
-    with pytest.raises(PolicyError, match=re.escape('pip install "celery-idempotent[cipher]"')):
+    with pytest.raises(PolicyError, match=r"celery-idempotent\[cipher\]"):
         _bound(idempotency_cipher=NEW)
 
 

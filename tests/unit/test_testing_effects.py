@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,7 @@ from sqlalchemy.orm import Session
 from celery_idempotent import AtMostOnce, IdempotencyWarning, IdempotentTask, Keyed, Policy, current_attempt
 from celery_idempotent.engine import claim
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.protocol import operation as protocol
-from celery_idempotent.protocol.operation import Operation, Replay, Run, Written
+from celery_idempotent.protocol.operation import Written
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
@@ -47,10 +47,7 @@ class Rehearsals:
 
     def task(self, body: Callable[[Any, Any], Any] | None = None, policy: Policy | None = None, **options: Any) -> Any:
         def send(task: Any, to: Any) -> Any:
-            if body is not None:
-                return body(task, to)
-            self.outbox.append(to)
-            return f"mail {len(self.outbox)}"
+            return body(task, to) if body else self.outbox.append(to)
 
         usual = {"name": f"shop.mail{next(self.numbers)}", "base": IdempotentTask, "idempotent": policy or Policy("to")}
         return self.app.task(bind=True, shared=False, **{**usual, **options})(send)
@@ -115,35 +112,28 @@ def test_scenarios_cover_every_write(shop: Rehearsals) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "promise", "marked", "words"),
+    ("policy", "promise", "marked", "word"),
     [
-        (None, "exactly once", LOST_AT_THE_END, ["effect_key", 'promise="at least once"', "died, 'mail 7', 'mail 7'"]),
-        (None, "at most once", LOST_AT_THE_END, []),
-        (None, "at least once", {}, []),
-        (REFUSE, "exactly once", LOST_AT_THE_CLAIM, ["died, raised OutcomeUnknown, raised OutcomeUnknown"]),
-        (REFUSE, "at least once", LOST_AT_THE_CLAIM, ['promise="at most once"']),
-        (REFUSE, "at most once", {}, []),
+        (None, "exactly once", LOST_AT_THE_END, 'promise="at least once"'),
+        (None, "at most once", LOST_AT_THE_END, ""),
+        (None, "at least once", {}, ""),
+        (REFUSE, "exactly once", LOST_AT_THE_CLAIM, "died, raised OutcomeUnknown, raised OutcomeUnknown"),
+        (REFUSE, "at least once", LOST_AT_THE_CLAIM, 'promise="at most once"'),
+        (REFUSE, "at most once", {}, ""),
     ],
 )
 @pytest.mark.parametrize("counts", [True, False], ids=["counted", "runs"])
 def test_author_states_what_is_true(
-    shop: Rehearsals, policy: Policy | None, promise: str, marked: dict[str, int], words: list[str], counts: bool
+    shop: Rehearsals, policy: Policy | None, promise: str, marked: dict[str, int], word: str, counts: bool
 ) -> None:
-    """A plain effect is at least once under ``rerun`` and at most once under ``refuse``, not the other way round.
-
-    Without a count every run of the body is an effect, as of a receiver that knows no repetition; it is said.
-    """
-    effects = shop.outbox if counts else None
-    report = shop.report(policy=policy, promise=promise, effects=effects)
+    """A plain effect is at least once under ``rerun`` and at most once under ``refuse``; uncounted, runs are."""
+    report = shop.report(policy=policy, promise=promise, effects=shop.outbox if counts else None)
 
     assert bool(report) is bool(marked)
     if marked:
-        assert report.startswith(
-            f"the effect of shop.mail1 was promised {promise}; {len(marked)} of 16 scenarios broke"
-        )
         assert broken(report) == marked
         assert set(rows(report, marked=False).values()) == {1}
-        assert [each for each in words if each not in report] == []
+        assert word in report
         assert ("Each run of the body to its end was counted" in report) is not counts
 
 
@@ -151,22 +141,10 @@ def test_plain_task_is_reported(shop: Rehearsals) -> None:
     """Without this library every duplicate is an effect more; the message says what to declare."""
     report = shop.report(base=Task, idempotent=None)
 
-    delivered = {f"delivered {how}": 2 for how in ("twice", "again as the body begins", "again as the body ends")}
-    died = {f"the worker dies as the body {does}": count for does, count in (("begins", 2), ("ends", 3))}
-    assert rows(report) == {"delivered once": 1, **delivered, **died}
+    repeated = {f"delivered {how}": 2 for how in ("twice", "again as the body begins", "again as the body ends")}
+    died = {"the worker dies as the body begins": 2, "the worker dies as the body ends": 3}
+    assert rows(report) == {"delivered once": 1, **repeated, **died}
     assert "base=IdempotentTask" in report
-
-
-_decide: Any = protocol.decide
-
-
-def _runs_always(record: Record | None, operation: Operation, now: int, **nonces: str) -> Any:
-    return Run(_decide(None, operation, now, **nonces).record, record.revision if record else None)
-
-
-def _replays_nothing(record: Record | None, operation: Operation, now: int, **nonces: str) -> Any:
-    decision = _decide(record, operation, now, **nonces)
-    return _runs_always(record, operation, now, **nonces) if isinstance(decision, Replay) else decision
 
 
 def _writes_anything(store: Any, new: Record, expected: str | None, *writes: Any) -> Record:
@@ -177,46 +155,36 @@ def _writes_anything(store: Any, new: Record, expected: str | None, *writes: Any
 
 
 @pytest.mark.parametrize(
-    ("owner", "attribute", "wrong", "scenarios"),
-    [
-        (claim, "decide", _runs_always, ["twice", "again as the body begins"]),
-        (claim, "decide", _replays_nothing, ["twice"]),
-        (claim.Claim, "complete", lambda *_, **__: Written(), ["twice", "again as the body ends"]),
-        (claim, "_swap", _writes_anything, ["twice", "again as the body begins", "again as the body ends"]),
-    ],
+    ("owner", "attribute", "wrong"),
+    [(claim.Claim, "complete", lambda *_, **__: Written()), (claim, "_swap", _writes_anything)],
 )
 def test_broken_guard_is_reported(
-    shop: Rehearsals, owner: Any, attribute: str, wrong: Any, scenarios: list[str], monkeypatch: pytest.MonkeyPatch
+    shop: Rehearsals, owner: Any, attribute: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that does not keep its promise fails the weakest of them, and in the scenarios one expects."""
+    """A library that does not keep its promise fails the weakest of them, in the scenarios that one expects."""
     monkeypatch.setattr(owner, attribute, wrong)
     report = shop.report(promise="at least once")
 
-    assert broken(report).keys() >= {f"delivered {each}" for each in scenarios}
+    assert broken(report).keys() >= {"delivered twice", "delivered again as the body ends"}
     assert "although no worker died" in report
 
 
-@pytest.mark.parametrize(
-    ("options", "promise", "row", "effects", "word"),
-    [
-        ({"idempotent": Policy("to", mode="observe")}, "exactly once", "delivered twice", 2, "mode='observe'"),
-        ({"idempotent": Policy("to", mode="off")}, "exactly once", "delivered twice", 2, "mode='off'"),
-        # A message dies with its worker then, and no library brings it back.
-        ({"acks_late": False}, "at least once", "the worker dies before the claim", 0, "task_reject_on_worker_lost"),
-        ({"reject_on_worker_lost": False}, "at least once", "the worker dies before the claim", 0, "task_acks_late"),
-    ],
-)
-def test_task_that_protects_nothing_or_loses_messages_is_reported(
-    shop: Rehearsals, options: Any, promise: str, row: str, effects: int, word: str
-) -> None:
+@pytest.mark.parametrize("mode", ["observe", "off"])
+def test_task_that_protects_nothing_is_reported(shop: Rehearsals, mode: Any) -> None:
     """With what to set."""
-    task, option = shop.task(**options), next(iter(options))
-    with pytest.warns(IdempotencyWarning, match=option) if effects == 0 else nullcontext():
-        shop.app.finalize()
-    report = shop.report(task, promise=promise)
+    report = shop.report(policy=Policy("to", mode=mode))
+    assert (broken(report)["delivered twice"], f"mode={mode!r}" in report) == (2, True)
 
-    assert broken(report)[row] == effects
-    assert word in report
+
+@pytest.mark.parametrize("option", ["acks_late", "reject_on_worker_lost"])
+def test_task_that_loses_messages_is_reported(shop: Rehearsals, option: str) -> None:
+    """A message dies with its worker then, and no library brings it back."""
+    task = shop.task(**{option: False})
+    with pytest.warns(IdempotencyWarning, match=option):
+        shop.app.finalize()
+    report = shop.report(task, promise="at least once")
+    assert broken(report)["the worker dies before the claim"] == 0
+    assert [each for each in ("task_acks_late", "task_reject_on_worker_lost") if each not in report] == []
 
 
 def test_failing_body_is_reported_as_such(shop: Rehearsals) -> None:
@@ -227,50 +195,40 @@ def test_failing_body_is_reported_as_such(shop: Rehearsals) -> None:
         raise ValueError("no such mailbox")
 
     report = shop.report(fail, promise="at least once")
-    assert (rows(report)["delivered twice"], "the worker dies before the release" in rows(report)) == (2, True)
-    assert "raised ValueError('no such mailbox')" in report
-    assert "The body raised ValueError" in report
+    assert (rows(report)["delivered twice"], "The body raised ValueError" in report) == (2, True)
     assert "A single delivery had 0 effects" in shop.report(fail, effects=None)
     assert shop.report(fail, Policy("to", remember=(ValueError,)), promise="at least once") == ""
 
 
 def test_retries_are_followed_to_their_end(shop: Rehearsals) -> None:
-    """A task that retries itself is delivered again, with its count, until it is done; also when it dies on the way."""
-    retries: list[int] = []
+    """A retry that was published right before the death is delivered, and so is the message that comes back."""
 
-    def retry(task: Any, to: str) -> Any:
-        retries.append(task.request.retries)
+    def retry(task: Any, to: str) -> None:
         if task.request.retries < 2:
             raise task.retry(countdown=3600)
         shop.outbox.append(to)
-        return "sent"
 
     report = shop.report(retry)
 
-    assert retries[:3] == [0, 1, 2]
-    # A retry that was published right before the death is delivered, and so is the message that comes back.
-    assert "  died, postponed, postponed, 'sent', 'sent', 'sent'\n" in report
+    assert "  died, postponed, postponed, None, None, None\n" in report
     assert broken(report) == {"the worker dies before the completion of delivery 3": 2}
-    assert rows(report)["the worker dies after the release"] == 1
 
 
 def test_rejected_message_comes_back(shop: Rehearsals) -> None:
     """A message that its body gives back to the broker is delivered again, marked as such."""
     charges: set[str] = set()
-    redelivered: list[bool] = []
 
     def reject_first(task: Any, to: str) -> None:
-        redelivered.append(task.request.delivery_info["redelivered"])
-        if not redelivered[-1]:
+        if not task.request.delivery_info["redelivered"]:
             raise Reject("busy", requeue=True)
         charges.add(current_attempt().effect_key("charge"))
 
     assert shop.report(reject_first, effects=charges) == ""
-    assert redelivered[:2] == [False, True]
+    assert charges
 
 
-def test_every_ending_is_told(shop: Rehearsals) -> None:
-    """A delivery that was skipped, rejected or failed is called so; fifty that do not settle are given up."""
+def test_delivery_that_does_not_settle_is_given_up(shop: Rehearsals) -> None:
+    """A body that rejects its message, or postpones it for ever, has no effect and ends the rehearsal."""
 
     def reject(task: Any, to: str) -> None:
         raise Reject("never again", requeue=False)
@@ -278,14 +236,10 @@ def test_every_ending_is_told(shop: Rehearsals) -> None:
     def postpone(task: Any, to: str) -> None:
         raise task.retry(countdown=1, max_retries=None)
 
-    skipping, raising = (shop.report(policy=Policy("to", on_conflict=how)) for how in ("skip", "raise"))
     rejecting, postponing = shop.report(reject), shop.report(postpone, max_retries=None)
-
-    assert "  delivered again as the body begins      'mail 3', ignored\n" in skipping
-    assert ", raised InFlight\n" in raising
     assert rows(rejecting) == rows(postponing) == {"delivered once": 0}
-    assert "  rejected\n" in rejecting
     assert postponing.count("postponed") == 50
+    assert ", ignored" in shop.report(policy=Policy("to", on_conflict="skip"))
 
 
 def test_deliveries_at_once_overlap(shop: Rehearsals) -> None:
@@ -309,9 +263,7 @@ def test_deliveries_at_once_overlap(shop: Rehearsals) -> None:
     most.clear()
     report = shop.report(run)
 
-    assert max(most) == 1
-    for end in ("begins", "ends  "):
-        assert f"  delivered again as the body {end}      None, postponed, None\n" in report
+    assert (max(most), report.count("None, postponed, None\n") >= 2) == (1, True)
 
 
 def test_every_delivery_gets_its_own_arguments_as_off_the_wire(shop: Rehearsals) -> None:
@@ -319,11 +271,11 @@ def test_every_delivery_gets_its_own_arguments_as_off_the_wire(shop: Rehearsals)
     seen: list[Any] = []
 
     def consume(task: Any, to: Any) -> None:
-        seen.append((type(to), [*to]))
+        seen.append([*to] if isinstance(to, list) else to)
         shop.outbox.append(to.pop())
 
     assert_effect_once(shop.task(consume), to=("a", "b"), effects=shop.outbox, promise="at least once")
-    assert {(kind, *values) for kind, values in seen} == {(list, "a", "b")}
+    assert seen == [["a", "b"]] * len(seen)
 
 
 def test_receiver_can_be_reset(shop: Rehearsals) -> None:
@@ -340,63 +292,42 @@ def test_what_a_body_publishes_goes_its_way() -> None:
     app = an_app()
     runs: list[str] = []
 
-    @app.task(shared=False, name="shop.notify")
-    def notify(to: str) -> None: ...
-
     @app.task(base=IdempotentTask, bind=True, shared=False, name="shop.mail", idempotent=Policy(key="to"))
     def mail(task: Any, to: str) -> None:
-        notify.delay(to)
         mail.apply_async(("other",))
         runs.append(to)
 
     assert_effect_once(mail, "self", effects=runs, promise="at least once")
-    names = [message.headers["task"] for message in published(app)]
-    assert [names.count(each) for each in ("shop.notify", "shop.mail")] == [len(runs)] * 2
+    assert len(published(app)) == len(runs)
 
 
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (KeyError,)}], ids=["", "autoretry"])
 def test_nothing_stays_behind(shop: Rehearsals, options: Any) -> None:
-    """The app's store and the task are as they were, whether the promise held or not.
-
-    Celery wraps the body of a task with autoretry in an attribute of its own.
-    """
+    """Store and task are as before in either case; Celery keeps an autoretried body in an attribute of its own."""
     task, store = shop.task(**options), shop.app.conf.idempotency_store
     before = dict(vars(task))
-    assert ("run" in before) is bool(options)
 
     assert shop.report(task, promise="at least once") == ""
     assert shop.report(task)
-
-    assert vars(task) == before
-    assert shop.app.conf.idempotency_store is store
-    assert list(store.scan()) == []
+    assert (vars(task), shop.app.conf.idempotency_store, list(store.scan())) == (before, store, [])
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "told"),
     [
         ({"effects": 7}, TypeError, "effects="),
-        ({"effects": object()}, TypeError, "effects="),
         ({"promise": "exactly-once"}, ValueError, "must be one of"),
-        *(({"task": each}, TypeError, "must be a Celery task") for each in (len, "shop.mail", None)),
+        *(({"task": each}, TypeError, "must be a Celery task") for each in (len, "shop.mail")),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_before_anything_runs(
     shop: Rehearsals, arguments: dict[str, Any], error: type[Exception], told: str
 ) -> None:
-    """What does not count, a promise that is misspelt; a function, a name or a signature in place of a task."""
+    """What does not count, a promise that is misspelt, a function or a name in place of a task."""
     task = arguments.pop("task", shop.task())
     with pytest.raises(error, match=told):
-        assert_effect_once(task or shop.task().s("a@b"), "a@b", **{"effects": shop.outbox, **arguments})
+        assert_effect_once(task, "a@b", **{"effects": shop.outbox, **arguments})
     assert shop.outbox == []
-
-
-def test_miscounting_is_told_apart_from_repetition(shop: Rehearsals) -> None:
-    """If one delivery alone has no effect, or two, the count or the arguments are wrong, and nothing else is tried."""
-    for number in (0, 2):
-        report = shop.report(effects=lambda: number * len(shop.outbox))  # noqa: B023
-        assert rows(report) == {"delivered once": number}
-        assert f"A single delivery had {number} effects" in report
 
 
 def test_finished_step_protects_what_knows_no_keys(shop: Rehearsals) -> None:
@@ -409,9 +340,7 @@ def test_finished_step_protects_what_knows_no_keys(shop: Rehearsals) -> None:
     report = shop.report(send)
 
     assert broken(report) == {"the worker dies before the end of step 'mail'": 2}
-    unbroken = {"the worker dies as the body ends", "the worker dies before the end of step 'note'"}
-    assert unbroken <= rows(report, marked=False).keys()
-    assert [tool for tool in ("step.key", "attempt.commit()", "AtMostOnce") if tool not in report] == []
+    assert {"the worker dies as the body ends", "the worker dies before the end of step 'note'"} <= rows(report).keys()
     assert shop.report(send, promise="at least once") == ""
 
 
@@ -424,24 +353,7 @@ def test_step_at_most_once_is_at_most_once(shop: Rehearsals) -> None:
 
     places = ("two answers are lost at the beginning of", "the worker dies after the beginning of")
     assert broken(report) == {f"{each} step 'text'": 0 for each in places}
-    assert "died, raised OutcomeUnknown, raised OutcomeUnknown" in report
     assert 'State promise="at most once"; or declare it Keyed()' in report
-
-
-def test_step_that_takes_its_beginning_back_is_followed(shop: Rehearsals) -> None:
-    """A call that says it had no effect is made again, and each of its three writes is died at."""
-
-    def begin(task: Any, to: str) -> None:
-        def send(step: Any) -> None:
-            if not task.request.retries:
-                raise task.retry(countdown=1)
-            shop.outbox.append(to)
-
-        current_attempt().step("text", send)
-
-    task = shop.task(begin, Policy("to", effects={"text": AtMostOnce()}))
-    assert shop.report(task, promise="at most once") == ""
-    assert "the worker dies before the withdrawal of step 'text'" in rows(shop.report(task))
 
 
 def test_commit_is_once_and_reported_without_its_condition(shop: Rehearsals, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,10 +366,8 @@ def test_commit_is_once_and_reported_without_its_condition(shop: Rehearsals, mon
 
     assert shop.report(task, effects=count) == ""
     monkeypatch.setattr(FaultyStore, "swap_with", _writes_anything)
-    report = shop.report(task, effects=count)
-
-    assert broken(report) == {"one reply is lost at the commit": 2, "two answers are lost at the commit": 2}
-    assert {f"the worker dies {when} the commit" for when in ("before", "after")} <= set(rows(report))
+    lost = dict.fromkeys(("one reply is lost at the commit", "two answers are lost at the commit"), 2)
+    assert broken(shop.report(task, effects=count)) == lost
 
 
 class Ledger:
@@ -466,14 +376,11 @@ class Ledger:
     def __init__(self, file: Path) -> None:
         self.url = f"sqlite:///{file}"
         self.engine = create_engine(self.url)
-        self.do("CREATE TABLE ledger (text TEXT)")
+        with self.engine.begin() as connection:
+            connection.execute(text("CREATE TABLE ledger (text TEXT)"))
 
     def insert(self, word: str) -> Any:
         return text(f"INSERT INTO ledger VALUES ('{word}')")
-
-    def do(self, statement: Any) -> None:
-        with self.engine.begin() as connection:
-            connection.execute(text(statement) if isinstance(statement, str) else statement)
 
     def booked(self) -> int:
         with self.engine.connect() as connection:
@@ -513,22 +420,16 @@ def test_transaction_is_once(shop: Rehearsals, ledger: Ledger, using: Any) -> No
 
 
 def test_effect_beside_the_transaction_is_reported(shop: Rehearsals, ledger: Ledger) -> None:
-    """What is done on another connection is not undone with it; a commit without an answer is no excuse."""
+    """What is done on another connection is not undone with it."""
 
     def book(task: Any, to: str) -> Any:
-        with current_attempt().transaction() as tx:
-            done = tx.done("booked")
-        ledger.do(ledger.insert(to))
-        return done
-
-    def book_early(task: Any, to: str) -> Any:
-        ledger.do(ledger.insert(to))
+        with ledger.engine.begin() as beside:
+            beside.execute(ledger.insert(to))
         with current_attempt().transaction() as tx:
             return tx.done("booked")
 
-    late, early = {"the worker dies after the commit": 0}, ("one request is lost at", "the worker dies before")
-    assert broken(shop.report(book, effects=ledger.booked)) == late
-    assert broken(shop.report(book_early, effects=ledger.booked)) == {f"{each} the commit": 2 for each in early}
+    repeated = {f"{each} the commit": 2 for each in ("one request is lost at", "the worker dies before")}
+    assert broken(shop.report(book, effects=ledger.booked)) == repeated
 
 
 @pytest.mark.parametrize("setting", [None, "memory://", MemoryStore()], ids=["none", "url", "store"])
@@ -537,51 +438,25 @@ def test_transaction_without_a_database_is_refused_with_the_remedy(shop: Rehears
 
     def book(task: Any, to: str) -> Any:
         with current_attempt().transaction() as tx:
-            shop.outbox.append(to)
             return tx.done("booked")
 
     shop.app.conf.idempotency_store = setting
-
     assert "to rehearse attempt.transaction(), give the test's app an SQL store" in shop.report(book)
-    assert shop.outbox == []
-
-
-def test_transaction_of_a_claim_that_is_gone_writes_nothing(ledger: Ledger) -> None:
-    """Its swap tells whose record it is, as that of a real store does."""
-    record = a_record()
-    theirs = record.but(revision="theirs", owner="theirs")
-
-    with closing(ScenarioStore(ledger.url)) as store:
-        store.swap(theirs, None)
-        transaction = store.begin()
-        transaction.connection.execute(ledger.insert("o-1"))
-        assert transaction.swap(record.but(revision="completed", status=Status.COMPLETED), record.revision) == theirs
-        transaction.rollback()
-
-    assert ledger.booked() == 0
 
 
 def test_dead_attempt_writes_nothing_any_more() -> None:
     """Whatever its handlers try, in its own thread or in the heartbeat's; the next delivery is not concerned."""
     store, record = ScenarioStore(), a_record()
     completed, released = (record.but(status=each, revision=each) for each in (Status.COMPLETED, Status.RELEASED))
-    errors: list[type[BaseException]] = []
-
-    def beside() -> None:
-        with pytest.raises(StoreUnavailable) as raised:
-            store.swap(released, record.revision)
-        errors.append(raised.type)
 
     store.plan((1, "dies before"))
-    with store.delivering():
+    with store.delivering(), ThreadPoolExecutor(1) as heartbeat:
         store.swap(record, None)
         for _ in range(3):
             with pytest.raises(WorkerDied):
                 store.swap(completed, record.revision)
-        heartbeat = threading.Thread(target=beside)
-        heartbeat.start()
-        heartbeat.join()
-    assert (errors, store.get(record.key)) == ([StoreUnavailable], record)
+        assert isinstance(heartbeat.submit(store.swap, released, record.revision).exception(), StoreUnavailable)
+    assert store.get(record.key) == record
 
     with store.delivering():
         assert store.swap(released, record.revision) == released
@@ -591,24 +466,3 @@ def test_dead_attempt_writes_nothing_any_more() -> None:
     with store.delivering(), pytest.raises(WorkerDied):
         store.swap(record, None)
     assert store.get(record.key) == record, "the request had arrived; only the reply found nobody"
-
-
-def test_writes_have_names_that_people_know() -> None:
-    """A claim may take several requests; what comes after it is called by what it does."""
-    store, record = ScenarioStore(), a_record()
-    renewed, taken_over = record.but(revision="renewed"), record.but(revision="taken over")
-    theirs = record.but(revision="theirs", status=Status.RELEASED)
-
-    store.plan(None)
-    with store.delivering():
-        store.swap(record, None)
-        store.swap(renewed, record.revision)
-        store.swap(theirs, renewed.revision)
-    with store.delivering():
-        store.swap(record, None)
-        store.swap(taken_over, theirs.revision)
-
-    assert store.writes == [
-        *("the claim", "a write of the body", "the release"),
-        *("the claim of delivery 2", "the claim of delivery 2, again"),
-    ]
