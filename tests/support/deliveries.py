@@ -1,6 +1,7 @@
 """Deliveries in this process: Celery's own tracer on a message's fields, with a broker in memory behind it."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -11,6 +12,7 @@ from celery.utils.imports import symbol_by_name
 from kombu.serialization import loads, prepare_accept_content
 
 from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
@@ -189,3 +191,20 @@ class Shop:
         changed = replace(record, **{"revision": "changed", **changes})
         assert self.memory.swap(changed, record.revision) == changed
         return changed
+
+
+@contextmanager
+def signalled() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Every signal that is sent meanwhile, by name, with what it tells."""
+    told: list[tuple[str, dict[str, Any]]] = []
+
+    def receive(*, signal: Any, **about: Any) -> None:
+        told.append((signal.name.removeprefix("idempotency."), about))
+
+    for each in SIGNALS.values():
+        each.connect(receive)
+    try:
+        yield told
+    finally:
+        for each in SIGNALS.values():
+            each.disconnect(receive)

@@ -5,20 +5,20 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_idempotent import Policy, StoreMisconfigured, StoreUnavailable, signals
+from celery_idempotent import Policy, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.circuit import CLOSED, FAILURES, Circuit, Closed, Open, admitted, failed, interrupted
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
-from tests.support.deliveries import Ended, Shop
+from tests.support.deliveries import Ended, Shop, signalled
 from tests.support.links import unlinked
+from tests.support.scene import raising
 
 DOWN, DAMAGED = StoreUnavailable("memory", "swap", "down"), StoreMisconfigured("memory", "read", "damaged")
 OPENED = Open(since=0, trial_at=1)
@@ -90,23 +90,16 @@ class Claims:
     def fail(self, times: int = FAILURES, error: Exception = DOWN, key: str = "") -> None:
         """So many claims that end with an error."""
 
-        def answer() -> str:
-            raise error
-
-        self.answer = answer
+        self.answer = raising(error)
         for _ in range(times):
             with pytest.raises(type(error)):
                 self.ask(key)
         self.answer = lambda: "an answer"
 
 
-@pytest.fixture
-def claims() -> Claims:
-    return Claims()
-
-
-def test_a_store_that_does_not_answer_is_asked_no_more(claims: Claims, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_does_not_answer_is_asked_no_more(caplog: pytest.LogCaptureFixture) -> None:
     """People hear of it once, and, with an answer to a trial, for how long it was so and how many came in vain."""
+    claims = Claims()
     claims.fail(1000)
     assert (claims.sent, claims.breaker.is_open) == (FAILURES, True)
     claims.clock.advance(1_000)
@@ -120,8 +113,9 @@ def test_a_store_that_does_not_answer_is_asked_no_more(claims: Claims, caplog: p
     assert closed == "event=idempotency.store_circuit_closed store=memory:// seconds=3.0 postponed=996"
 
 
-def test_what_is_no_failure_of_the_store_does_not_open_it(claims: Claims) -> None:
+def test_what_is_no_failure_of_the_store_does_not_open_it() -> None:
     """An answer in between, duplicates of one record that somebody holds, and a record that cannot be read."""
+    claims = Claims()
     for _ in range(10):
         claims.fail(FAILURES - 1)
         claims.ask()
@@ -133,8 +127,9 @@ def test_what_is_no_failure_of_the_store_does_not_open_it(claims: Claims) -> Non
 
 
 @pytest.mark.parametrize(("error", "is_open"), [(DAMAGED, False), (TimeoutError(), True)])
-def test_what_ends_a_trial(claims: Claims, error: Exception, is_open: bool) -> None:
+def test_what_ends_a_trial(error: Exception, is_open: bool) -> None:
     """A record that cannot be read is an answer; a time limit is raised, and leaves it to the next."""
+    claims = Claims()
     claims.fail()
     claims.clock.advance(1_000)
     claims.fail(1, error)
@@ -142,8 +137,9 @@ def test_what_ends_a_trial(claims: Claims, error: Exception, is_open: bool) -> N
     assert claims.ask() == "an answer"
 
 
-def test_one_of_many_threads_tries(claims: Claims) -> None:
+def test_one_of_many_threads_tries() -> None:
     """The others do not wait for it."""
+    claims = Claims()
     claims.fail()
     claims.clock.advance(1_000)
     began, go_on = threading.Event(), threading.Event()
@@ -165,31 +161,31 @@ def test_one_of_many_threads_tries(claims: Claims) -> None:
     assert (claims.sent, claims.breaker.is_open) == (FAILURES + 1, False)
 
 
-def test_another_process_begins_anew(claims: Claims) -> None:
+def test_another_process_begins_anew() -> None:
     """What a fork has copied is its parent's."""
+    claims = Claims()
     claims.fail()
     claims.breaker._process = -1
     assert claims.ask() == "an answer"
 
 
+SLEEP = "celery_idempotent.integration.messages.postpone.time.sleep"
+
+
 class Outage(Shop):
     """A shop whose store is away; and for how long deliveries were kept that got no answer."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, **policy: Any) -> None:
-        super().__init__(Policy("order_id", **policy))
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(Policy("order_id"))
         self.pauses: list[float] = []
-        patch.setattr("celery_idempotent.integration.messages.postpone.time.sleep", self.pauses.append)
+        patch.setattr(SLEEP, self.pauses.append)
         # Or a slow machine would let a trial pass among the deliveries that are counted.
         self.breaker._clock = SimpleNamespace(monotonic=lambda: 1.0)
-        self.is_away(True)
+        self.store.away = {"swap": DOWN}
 
     @property
     def breaker(self) -> Breaker:
         return runtime_of(self.app).opened.breaker
-
-    def is_away(self, away: bool) -> None:
-        """Let the store be away from now on, or back."""
-        self.store.away = {"swap": DOWN} if away else {}
 
     def deliver_many(self, count: int) -> list[Ended]:
         """So many messages."""
@@ -203,20 +199,14 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Outage:
 
 def test_a_backlog_is_postponed_in_silence(shop: Outage, caplog: pytest.LogCaptureFixture) -> None:
     """Signals tell of each, the log once; everything runs when the store is back."""
-    heard = Counter[str]()
-
-    def hear(**told: Any) -> None:
-        heard["store_unavailable"] += 1
-
-    signals.store_unavailable.connect(hear, sender=shop.charge)
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG), signalled() as told:
         assert {ended.state for ended in shop.deliver_many(100)} == {"RETRY"}
     levels = Counter(record.levelname for record in caplog.records if "store_unavailable" in record.getMessage())
     assert levels == {"WARNING": FAILURES - 1, "DEBUG": 100 - FAILURES + 1}
     assert len(shop.store.asked) == 2 * FAILURES, "a claim asks twice"
-    assert heard["store_unavailable"] == len(shop.published()) == 100
+    assert [name for name, _ in told] == ["store_unavailable"] * len(shop.published())
 
-    shop.is_away(False)
+    shop.store.away = {}
     shop.breaker._circuit = Open(0, 0)
     assert {ended.value for ended in shop.deliver_many(100)} == {"charged 1"}
 
@@ -245,11 +235,7 @@ def test_pause_is_over_long_before_a_hard_time_limit(shop: Outage, limit: str) -
 
 def test_soft_time_limit_that_strikes_in_the_pause_ends_it(shop: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has run that could fail: the message is postponed, as any other in an outage."""
-
-    def strike(seconds: float) -> None:
-        raise SoftTimeLimitExceeded
-
-    monkeypatch.setattr("celery_idempotent.integration.messages.postpone.time.sleep", strike)
+    monkeypatch.setattr(SLEEP, raising(SoftTimeLimitExceeded()))
     assert {each.state for each in shop.deliver_many(FAILURES + 1)} == {"RETRY"}
 
 
@@ -257,12 +243,12 @@ def test_what_a_body_has_to_record_is_tried_all_the_same(shop: Outage) -> None:
     """A claim that was granted is not held back from its end; another store has another breaker."""
 
     def meanwhile(*_: object) -> str:
-        shop.is_away(True)
+        shop.store.away = {"swap": DOWN}
         shop.deliver_many(20)
-        shop.is_away(False)
+        shop.store.away = {}
         return "done"
 
-    shop.is_away(False)
+    shop.store.away = {}
     shop.does = meanwhile
     assert shop.deliver("first").value == "done"
     assert shop.breaker.is_open

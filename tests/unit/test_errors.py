@@ -46,11 +46,6 @@ class _NoTable(errors.StoreUnavailable):
         super().__init__(store, operation, reason)
 
 
-class _BadOption(errors.PolicyError):
-    def __init__(self, option: str, value: str, remedy: str) -> None:
-        super().__init__(option, value, remedy)
-
-
 class _Weak(errors.IdempotencyWarning):
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -59,7 +54,6 @@ class _Weak(errors.IdempotencyWarning):
 MADE = {
     **FIELDS,
     _NoTable: [TEXT] * 3,
-    _BadOption: [OPTION, TEXT, TEXT],
     _Weak: [TEXT],
     errors.IdempotencyWarning: [TEXT] * 2,
 }
@@ -71,7 +65,6 @@ def test_every_exception_is_here_and_in_the_tree() -> None:
     public = {each for each in found if not issubclass(each, Warning)}
     assert FIELDS.keys() == public
     assert {each.__name__ for each in public} | {"IdempotencyWarning"} == set(errors.__all__)
-    assert all(each.__name__ in str(errors.__doc__) for each in public)
     assert {each for each in public if not issubclass(each, errors.IdempotencyError)} == {errors.SafeToRetry}
     assert issubclass(errors.StoreMisconfigured, errors.StoreUnavailable)
 
@@ -98,10 +91,8 @@ def test_text_is_one_line_that_names_every_field_and_its_entry(error: errors.Ide
 @pytest.mark.parametrize(
     ("error", "see"),
     [
-        (errors.PolicyError("max_takeovers", "", ""), "options#max-takeovers"),
         (errors.PolicyError("effects['a b']", "", ""), "options#effects"),
         (errors.PolicyError("timeout, pool_size", "", ""), "options#timeout"),
-        (errors.PolicyError("ATOMIC_REQUESTS", "", ""), "options#atomic-requests"),
         (errors.PolicyError("idempotency_store", "", ""), "settings#idempotency-store"),
         (errors.KeyMissing("", ""), "errors#key-missing"),
         (errors.StoreMisconfigured("", "", ""), "stores#store-misconfigured"),
@@ -115,18 +106,7 @@ def test_the_entry_follows_from_class_and_option(error: Any, see: str) -> None:
     assert error.see == see
 
 
-def test_a_warning_is_one_line_whatever_it_tells() -> None:
-    """A task's name forges no line of a log; an error in a text would end the worker that is only warned."""
-
-    class Weak(errors.IdempotencyWarning):
-        def __init__(self, loss: int) -> None:
-            self.text = loss  # type: ignore[assignment]
-
-    assert str(Weak(3)) == "3"
-    assert str(errors.IdempotencyWarning("a\nERROR \x1b[2J\u202e")) == r"a\nERROR \x1b[2J\u202e"
-
-
-@pytest.mark.parametrize("own", [None, 3, ["keys#a"], "https://shop.example/help#x", "../../../evil#x", "keys", print])
+@pytest.mark.parametrize("own", [None, ["keys#a"], "https://shop.example/help#x", "../../../evil#x", "keys"])
 def test_what_is_no_entry_leads_nowhere(own: Any) -> None:
     """A subclass may call something of its own ``see``; a sentence ends before the address without its full stop."""
     assert str(type("OutOfStock", (errors.IdempotencyError,), {"see": own})("none left")) == "none left"

@@ -2,11 +2,11 @@
 # mypy: allow-untyped-decorators
 
 import sqlite3
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, NoCredentialsError
-from botocore.exceptions import ReadTimeoutError as BotoReadTimeoutError
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ReadTimeoutError
 from botocore.parsers import ResponseParserError
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -15,11 +15,10 @@ from redis import exceptions as redis_errors
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores.dynamodb import items as dynamodb
-from celery_idempotent.stores.failures import NO_RULE, Meaning, Rule, failure, rule_of
+from celery_idempotent.stores.failures import Meaning, Rule, failure
 from celery_idempotent.stores.redis import client as redis
 from celery_idempotent.stores.sql import errors as sql
 from celery_idempotent.stores.sql.statements import DuplicateKey, UnreadableRow
-from celery_idempotent.troubleshooting import link
 
 
 def said(*args: Any, **attributes: Any) -> Exception:
@@ -35,25 +34,17 @@ def by_postgres(code: str | None, text: str = "said the server") -> list[Excepti
     return [said(text, sqlstate=code), said(text, pgcode=code), said({"C": code, "M": text} if code else text)]
 
 
-def by_mysql(code: int | str) -> list[Exception]:
-    """An error as PyMySQL and mysqlclient say it."""
-    return [said(int(code), "said the server")]
+Driver = Callable[[Any], list[Exception]]
+by_mysql: Driver = lambda code: [said(int(code), "said the server")]  # noqa: E731
+by_sqlite: Driver = lambda name: [said("said the library", sqlite_errorname=name)]  # noqa: E731
 
-
-def by_sqlite(name: str) -> list[Exception]:
-    """An error as the module of Python says it."""
-    return [said("said the library", sqlite_errorname=name)]
-
-
-_TABLES = "42P01 42703 42804 42P10 23502 3F000 3D000 42501 28P01 28000"
-_FILES = "SQLITE_READONLY SQLITE_READONLY_DIRECTORY SQLITE_PERM SQLITE_CANTOPEN SQLITE_CANTOPEN_ISDIR SQLITE_NOTADB"
 
 CODES: list[tuple[Meaning, Any, str]] = [
     (Meaning.TOO_LARGE, by_postgres, "22001 54000"),
     (Meaning.READ_ONLY, by_postgres, "25006"),
     (Meaning.UNDONE, by_postgres, "40001 40P01"),
     (Meaning.ALREADY_THERE, by_postgres, "42P07 42710 23505"),
-    (Meaning.MISCONFIGURED, by_postgres, _TABLES),
+    (Meaning.MISCONFIGURED, by_postgres, "42P01 42703 42804 42P10 23502 3F000 3D000 42501 28P01 28000"),
     (Meaning.TOO_LARGE, by_mysql, "1118 1153 1406"),
     (Meaning.READ_ONLY, by_mysql, "1290 1792 1836"),
     (Meaning.DUPLICATE, by_mysql, "1062"),
@@ -61,7 +52,7 @@ CODES: list[tuple[Meaning, Any, str]] = [
     (Meaning.ALREADY_THERE, by_mysql, "1050 1061"),
     (Meaning.MISCONFIGURED, by_mysql, "1146 1054 1072 1364 1049 1044 1142 1143 1045 1698"),
     (Meaning.TOO_LARGE, by_sqlite, "SQLITE_TOOBIG"),
-    (Meaning.MISCONFIGURED, by_sqlite, f"{_FILES} SQLITE_CORRUPT"),
+    (Meaning.MISCONFIGURED, by_sqlite, "SQLITE_READONLY SQLITE_PERM SQLITE_CANTOPEN SQLITE_NOTADB SQLITE_CORRUPT"),
 ]
 
 TEXTS = {
@@ -71,24 +62,18 @@ TEXTS = {
     "ON CONFLICT clause does not match any PRIMARY KEY or UNIQUE constraint": Meaning.MISCONFIGURED,
     'connection failed: FATAL:  database "shop" does not exist': Meaning.MISCONFIGURED,
     'FATAL:  password authentication failed for user "shop"': Meaning.MISCONFIGURED,
-    "fe_sendauth: no password supplied": Meaning.MISCONFIGURED,
     "FATAL:  no pg_hba.conf entry for host": Meaning.MISCONFIGURED,
-    'FATAL:  role "shop" does not exist': Meaning.MISCONFIGURED,
     "connect() got an unexpected keyword argument 'sslmod'": Meaning.MISCONFIGURED,
     'invalid connection option "sslmod"': Meaning.MISCONFIGURED,
     'invalid URI query parameter: "sslmod"': Meaning.MISCONFIGURED,
     "invalid dsn": Meaning.MISCONFIGURED,
     "FATAL:  unsupported startup parameter: options": Meaning.MISCONFIGURED,
     "table records already exists": Meaning.ALREADY_THERE,
-    "index by_age already exists": Meaning.ALREADY_THERE,
     "Could not decode to UTF-8 column 'task' with text 'secret'": Meaning.UNREADABLE,
     # After these a write may have happened.
     "server closed the connection unexpectedly: the server terminated abnormally": Meaning.UNAVAILABLE,
     "consuming input failed: SSL connection has been closed unexpectedly": Meaning.UNAVAILABLE,
-    "network error": Meaning.UNAVAILABLE,
     "the database system is starting up": Meaning.UNAVAILABLE,
-    "disk I/O error": Meaning.UNAVAILABLE,
-    "Connection reset by peer": Meaning.UNAVAILABLE,
 }
 
 SIGNS = [
@@ -109,11 +94,6 @@ def test_sql_error_means_what_follows_from_it(error: Exception, meaning: Meaning
     """By the code of each driver, and where SQLite or a client library has none, by its text."""
     assert sql.meaning_of(error) is meaning
     assert type(sql.explained(error, "s", "swap")) is TOLD.get(meaning, StoreUnavailable)
-
-
-def test_every_code_of_sql_is_among_those() -> None:
-    """So none can be added, or moved to another meaning, without a line above."""
-    assert {sql._code(error) for error, _ in SIGNS} - {""} == frozenset().union(*(rule.codes for rule in sql._RULES))
 
 
 @given(
@@ -144,45 +124,20 @@ def test_server_that_only_reads_is_an_outage_in_the_midst_of_work(operation: str
     assert type(told) is (StoreMisconfigured if operation in {"verify", "provision"} else StoreUnavailable)
 
 
-def test_the_first_rule_that_fits_counts() -> None:
-    """By code, class or text; what fits none is no answer. A remedy is told with what the driver said."""
-    by_code = Rule(codes=frozenset({"1"}), meaning=Meaning.UNDONE)
-    by_class = Rule(errors=(LookupError,), meaning=Meaning.UNREADABLE)
-    by_text = Rule(text="full$", meaning=Meaning.TOO_LARGE)
-    for error, code, text, rule in (
-        (KeyError(), "1", "full", by_code),
-        (KeyError(), "2", "full", by_class),
-        (ValueError(), "2", "it is full", by_text),
-        (ValueError(), "2", "fuller", NO_RULE),
-    ):
-        assert rule_of((by_code, by_class, by_text), error, code, text) is rule
-    assert rule_of((Rule(),), ValueError(), "", "") is NO_RULE
-    told = failure(Rule(remedy="run: {creation}"), "s", "swap", "no table", creation="make it")
-    assert str(told) == f"s: swap failed: run: make it (no table); see {link('stores#store-misconfigured')}"
-
-
 def answer(code: str, message: str = "") -> ClientError:
     """An error that DynamoDB answers."""
     return ClientError({"Error": {"Code": code, "Message": message}}, "PutItem")
 
 
-_PASSING = (
-    "InternalServerError ServiceUnavailable 500 ThrottlingException RequestLimitExceeded ExpiredTokenException "
-    "ProvisionedThroughputExceededException TransactionConflictException TransactionInProgressException "
-    "TransactionCanceledException ReplicatedWriteConflictException"
-)
-_REFUSING = (
-    "ResourceNotFoundException AccessDeniedException AccessDenied UnrecognizedClientException InvalidSignatureException"
-)
+_PASSING = "InternalServerError ThrottlingException ExpiredTokenException TransactionConflictException 500"
+_REFUSING = "ResourceNotFoundException AccessDeniedException UnrecognizedClientException InvalidSignatureException"
 
 
 @pytest.mark.parametrize(
     ("error", "told"),
     [
         *((answer(code), StoreUnavailable) for code in _PASSING.split()),
-        (BotoReadTimeoutError(endpoint_url="u"), StoreUnavailable),
-        (ConnectTimeoutError(endpoint_url="u"), StoreUnavailable),
-        (EndpointConnectionError(endpoint_url="u"), StoreUnavailable),
+        *((kind(endpoint_url="u"), StoreUnavailable) for kind in (ReadTimeoutError, EndpointConnectionError)),
         (ResponseParserError("Unable to parse response"), StoreUnavailable),
         *((answer(code), StoreMisconfigured) for code in _REFUSING.split()),
         (answer("ValidationException", "One of the required keys was not given a value"), StoreMisconfigured),
@@ -209,35 +164,22 @@ def _caused(by: Exception) -> Exception:
             Meaning.UNAVAILABLE,
             [
                 redis_errors.ConnectionError("Connection closed by server."),
-                redis_errors.TimeoutError("Timeout reading from socket"),
                 redis_errors.BusyLoadingError("Redis is loading the dataset in memory"),
-                redis_errors.TryAgainError("Multiple keys request during rehashing of slot"),
                 redis_errors.ClusterDownError("The cluster is down"),
-                redis_errors.MasterDownError("Link with MASTER is down"),
                 redis_errors.ResponseError("MISCONF Redis is configured to save RDB snapshots, but cannot persist"),
                 redis_errors.ResponseError("NOREPLICAS Not enough good replicas to write."),
-                redis_errors.ResponseError("UNBLOCKED force unblock from blocking operation"),
                 redis_errors.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
                 redis_errors.InvalidResponse("Protocol Error"),
                 OSError(104, "Connection reset by peer"),
             ],
         ),
-        (
-            Meaning.READ_ONLY,
-            [
-                redis_errors.ReadOnlyError("You can't write against a read only replica."),
-                redis_errors.ResponseError("-READONLY You can't write against a read only replica"),
-            ],
-        ),
+        (Meaning.READ_ONLY, [redis_errors.ReadOnlyError(""), redis_errors.ResponseError("-READONLY a replica")]),
         (
             Meaning.MISCONFIGURED,
             [
-                redis_errors.AuthenticationError("WRONGPASS"),
                 redis_errors.NoPermissionError("NOPERM"),
                 redis_errors.ResponseError("WRONGTYPE Operation against a key"),
-                redis_errors.ResponseError("MOVED 866 h:1"),
                 redis_errors.RedisClusterException("Cluster mode is not enabled on this node"),
-                redis_errors.ResponseError("DB index is out of range"),
                 redis_errors.ResponseError("unknown command 'EVALSHA', with args beginning with: x"),
                 _caused(redis_errors.AuthenticationError("WRONGPASS")),  # redis-py has put its own error around it
             ],

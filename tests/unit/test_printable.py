@@ -44,10 +44,6 @@ def test_what_a_terminal_obeys_is_escaped(text: str) -> None:
     assert (one_line(FORGED), one_line(None)) == (SHOWN, "None")
 
 
-def _ours(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.name.startswith("celery_idempotent.")]
-
-
 def test_log_lines_cannot_be_forged_by_a_task_id(caplog: pytest.LogCaptureFixture) -> None:
     """Every event of a delivery is one line, also without a key; and the signal gets the id as it was sent."""
     caplog.set_level(logging.DEBUG, "celery_idempotent")
@@ -68,7 +64,8 @@ def test_log_lines_cannot_be_forged_by_a_task_id(caplog: pytest.LogCaptureFixtur
         deliver(charge, task_id=FORGED)
     deliver(observed, None, task_id=FORGED)
 
-    lines, events = _ours(caplog), ["claimed", "failed", "replayed", "key_missing", "not_observed"]
+    lines = [each.getMessage() for each in caplog.records if each.name.startswith("celery_idempotent.")]
+    events = ["claimed", "failed", "replayed", "key_missing", "not_observed"]
     assert [each.split()[0] for each in lines] == [f"event=idempotency.{each}" for each in events]
     assert all(map(str.isprintable, lines))
     assert all(f"task_id={QUOTED} " in each for each in lines[:3])
