@@ -16,7 +16,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Finished
 from celery_idempotent.testing.contract import a_record
 from tests.support.links import unlinked
-from tests.support.scene import Scene, Swap, an_operation
+from tests.support.scene import Scene, Swap, an_operation, raising
 
 LEASE, RETAIN = 60_000, 600_000
 ONE, TWO = Encoded("1", "application/json"), Encoded("2", "application/json")
@@ -93,7 +93,7 @@ class TestAsking:
     def test_store_that_always_moves_ends_in_an_error(self, scene: Scene) -> None:
         """Neither a claim nor the write of an owner loops for ever."""
         mine = claimed(scene)
-        scene.store.swap = lambda new, expected: replace(a_record(), status=Status.RELEASED, revision=new_nonce())  # type: ignore[method-assign]
+        scene.store.swap = lambda new, expected: a_record().but(status=Status.RELEASED, revision=new_nonce())  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable, match="races"):
             claim(scene.store, an_operation())
         scene.store.swap = lambda new, expected: mine._record.but(revision=new_nonce())  # type: ignore[method-assign]
@@ -105,10 +105,8 @@ class TestAsking:
         first = claimed(scene)
         scene.plan("claim", "none", "reply lost")
         second = taken_over(scene)
-        assert [(each.key, each.number, each.is_takeover) for each in (first, second)] == [
-            ("k", 1, False),
-            ("k", 2, True),
-        ]
+        seen = [(each.key, each.number, each.is_takeover) for each in (first, second)]
+        assert seen == [("k", 1, False), ("k", 2, True)]
         assert second.fencing_token > first.fencing_token
 
     def test_effect_key_fits_payment_apis(self) -> None:
@@ -131,8 +129,7 @@ class TestLease:
     def test_counts_from_the_request_and_not_from_its_reply(self, scene: Scene, is_renewed: bool) -> None:
         """An attempt that believes in 20 s more than it has would go on beside its successor."""
 
-        def body(attempt: Claim | None) -> None:
-            assert attempt is not None
+        def body(attempt: Any) -> None:
             if is_renewed:
                 scene.clock.advance(60_000)
                 scene.reply_takes(20_000)
@@ -196,17 +193,10 @@ class TestLease:
         ("on_outage", "fault", "answer"),
         [("retry", "none", StoreUnavailable), ("run", "none", None), ("run", "exit", SystemExit)],
     )
-    def test_that_nobody_can_renew_is_an_outage(
-        self, scene: Scene, on_outage: str, fault: str, answer: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_that_nobody_can_renew_is_an_outage(self, scene: Scene, on_outage: str, fault: str, answer: Any) -> None:
         """The claim is given back at once, and the policy for outages decides; an exit meanwhile stays one."""
-
-        def refuse(attempt: Claim) -> None:
-            raise StoreUnavailable("memory", "heartbeat", "can't start new thread")
-
-        monkeypatch.setattr(scene.heartbeat, "start", refuse)
+        scene.heartbeat.start = raising(StoreUnavailable("memory", "heartbeat", "no thread"))  # type: ignore[method-assign]
         scene.plan("RELEASED", fault)
-
         assert scene.answer(lambda: scene.run(lambda attempt: attempt, on_outage=on_outage)) == answer
         assert (scene.runs, scene.status) == (answer is None, Status.RELEASED)
 
@@ -217,8 +207,7 @@ class TestLease:
         """Neither a renewal nor a step extends it beyond that, nor shortens what the claim was granted for."""
         scene.until = scene.clock.monotonic() + ends_after
 
-        def body(attempt: Claim | None) -> list[int]:
-            assert attempt is not None
+        def body(attempt: Any) -> list[int]:
             rests = []
             for passed in (20, 20, 45) if ends_after == 90 else (0, 20, 20):
                 scene.clock.advance(passed * 1000)
@@ -233,8 +222,7 @@ class TestLease:
         """By the local clock, too, it ends then, and the store is asked."""
         scene.until = scene.clock.monotonic() + 70
 
-        def body(attempt: Claim | None) -> None:
-            assert attempt is not None
+        def body(attempt: Any) -> None:
             scene.clock.advance(20_000)
             attempt.renew()
             scene.steal(after=52_000)
@@ -268,9 +256,7 @@ class TestWriting:
             scene.clock.on_sleep = lambda seconds: None
             attempt.renew()
             attempt.ensure_owned()
-            assert (scene.status, attempt.is_over) == (
-                (Status.COMPLETED, True) if faults == UNSEEN else (Status.IN_PROGRESS, False)
-            )
+            assert attempt.is_over is (scene.status is Status.COMPLETED) is (faults == UNSEEN)
 
         scene.clock.on_sleep = beat
         assert attempt.complete(ONE) == Written()
@@ -314,10 +300,8 @@ class TestWriting:
         assert scene.answer(lambda: attempt.complete(ONE)) is ends
         waits, *recorded = [unlinked(each) for each in caplog.messages]
         assert waits.startswith("event=idempotency.result_waits key=k seconds=600.0 reason=")
-        told = [
-            bool(re.fullmatch(r"event=idempotency.result_recorded key=k seconds=1\d\.\d", each)) for each in recorded
-        ]
-        assert told == [True] * (ends is Written)
+        assert len(recorded) == (ends is Written)
+        assert all(re.fullmatch(r"event=idempotency.result_recorded key=k seconds=1\d\.\d", each) for each in recorded)
 
     @pytest.mark.parametrize("is_completed", [False, True])
     def test_zombie_that_knows_of_its_loss_asks_no_more(self, scene: Scene, is_completed: bool) -> None:
@@ -338,12 +322,7 @@ class TestWriting:
 
     @pytest.mark.parametrize(
         "write",
-        [
-            lambda claim: claim.complete(ONE),
-            lambda claim: claim.ensure_owned(),
-            lambda claim: claim.release(),
-            lambda claim: claim.finish_step("charge", Finished(ONE)),
-        ],
+        [ENDS[0], ENDS[2], lambda claim: claim.ensure_owned(), lambda claim: claim.finish_step("a", Finished(ONE))],
     )
     def test_vanished_record_is_written_again_by_its_living_owner(self, scene: Scene, write: Act) -> None:
         """But not by the heartbeat: it may be invisible from another connection only, which is no loss."""
@@ -363,9 +342,8 @@ class TestWriting:
     def test_attempt_ends_once(self, scene: Scene, end: Act) -> None:
         """What struck after the end may have it made again; nothing else is written, also by a late heartbeat."""
         judged = {"action": "rerun", "kept_until": scene.clock.now() + 10 * RETAIN}  # which an outcome outlasts
-        scene.store.swap(
-            replace(a_record(), key="k", fingerprint=None, status=Status.RELEASED, verdict=judged, lease_until=0), None
-        )
+        released = a_record().but(key="k", fingerprint=None, status=Status.RELEASED, verdict=judged, lease_until=0)
+        scene.store.swap(released, None)
         attempt = claimed(scene)
         assert (end(attempt), attempt.is_over) == (Written(), True)
         before = scene.record
@@ -374,8 +352,7 @@ class TestWriting:
         assert end(attempt) == Written()
         attempt.renew()
         assert attempt.abandon() == Lost()
-        with pytest.raises(LeaseLost):
-            attempt.complete(TWO)
-        with pytest.raises(LeaseLost):
-            attempt.fail(None, "another")
+        for another in (lambda: attempt.complete(TWO), lambda: attempt.fail(None, "another")):
+            with pytest.raises(LeaseLost):
+                another()
         assert scene.record == before

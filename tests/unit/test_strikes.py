@@ -12,7 +12,6 @@ from celery_idempotent import Policy, current_attempt, idempotent
 from celery_idempotent.engine.attempt import Execution, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery, Outcome
-from celery_idempotent.engine.events import Event
 from celery_idempotent.integration.context import at_once
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.keys import Identity
@@ -28,15 +27,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def strike(
-    patch: pytest.MonkeyPatch,
-    owner: Any,
-    name: str,
-    *,
-    at: str = "before",
-    error: BaseException = LIMIT,
-    times: int = 1,
-) -> None:
+def strike(patch: Any, owner: Any, name: str, *, at: str = "before", error: BaseException = LIMIT) -> None:
     """Let a signal strike once, at the beginning of a method's calls, or when one is done."""
     act, left = getattr(owner, name), [error]
 
@@ -89,53 +80,30 @@ def test_what_strikes_between_two_lines_costs_no_outcome(
 ) -> None:
     """Where a call has returned, or a body has ended: the end is made again, counts once, and is no lost lease."""
     strike(monkeypatch, owner, name, at=at, error=error)
-    with pytest.raises(type(error)):
-        scene.perform(lambda handle: body(scene, handle))
+    assert scene.answer(lambda: scene.perform(lambda handle: body(scene, handle))) is type(error)
     assert (scene.status, "lease_lost" in scene.names) == (status, False)
     assert scene.perform(lambda handle: charge(scene, handle)) == Outcome("receipt 1")
 
 
-class Grudging:
-    """A result in whose encoding a signal strikes once: kombu would say that it cannot be encoded."""
-
-    def __init__(self) -> None:
-        self.strikes = 1
-
-    def __json__(self) -> str:
-        if self.strikes:
-            self.strikes = 0
-            raise LIMIT
-        return "charged"
-
-
 def test_limit_in_the_encoding_of_a_result_is_not_taken_for_the_serialisers_error(scene: Scene) -> None:
-    """The outcome is kept, and the limit raised."""
-    with pytest.raises(SoftTimeLimit):
-        scene.run(lambda claim: Grudging())
-    assert scene.run(lambda claim: "again") == Outcome("charged")
+    """kombu would say that it cannot be encoded: the outcome is kept, and the limit raised."""
+    strikes: list[BaseException] = [LIMIT]
+    result = type("Result", (), {"__json__": lambda self: raising(strikes.pop())() if strikes else "charged"})()
+    answers = [scene.answer(lambda: scene.run(lambda claim: result)) for _ in range(2)]
+    assert (answers, scene.runs) == ([SoftTimeLimit, "charged"], 1)
 
 
 @pytest.mark.parametrize("mode", ["run", "observe"])
 @pytest.mark.parametrize("struck", ["the receiver of an event", "behind the first beat"])
-def test_exit_between_the_claim_and_the_body_leaves_no_heartbeat(scene: Scene, mode: str, struck: str) -> None:
+def test_exit_between_the_claim_and_the_body_leaves_no_heartbeat(
+    scene: Scene, mode: str, struck: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would renew a claim that nobody ends, for as long as the pool process lives."""
-    start = scene.heartbeat.start
-
-    def begin(claim: Claim) -> None:
-        start(claim)
-        raise SystemExit
-
-    def tell(event: Event) -> None:
-        if event.name == "claimed":
-            raise SystemExit
-
     if struck == "behind the first beat":
-        scene.heartbeat.start = begin  # type: ignore[method-assign]
+        strike(monkeypatch, scene.heartbeat, "start", at="after", error=SystemExit())
     else:
-        scene.tell = tell
-
-    with pytest.raises(SystemExit):
-        getattr(scene, mode)(lambda claim: "never")
+        strike(monkeypatch, scene, "tell", error=SystemExit())
+    assert scene.answer(lambda: getattr(scene, mode)(lambda claim: "never")) is SystemExit
     assert (scene.runs, scene.heartbeat._beats) == (0, {})
     assert (scene.status is Status.RELEASED) is (struck == "the receiver of an event")
 
