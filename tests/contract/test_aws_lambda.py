@@ -39,21 +39,12 @@ def aws() -> Iterator[EmbeddedAws]:
 
 
 @pytest.fixture
-def environment(aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What a client needs to reach the emulator."""
-    found = {
-        "AWS_ENDPOINT_URL": aws.endpoint,
-        "AWS_DEFAULT_REGION": REGION,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-    }
-    for name, value in found.items():
-        monkeypatch.setenv(name, value)
-    return found
-
-
-@pytest.fixture
-def sqs(environment: dict[str, str]) -> SQSClient:
+def sqs(aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> SQSClient:
+    """A client of the emulator for this process and those that it starts."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.endpoint)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
     return boto3.client("sqs")
 
 
@@ -69,28 +60,13 @@ def _handled(source: EventSource, name: str, folder: Path, store: str) -> int:
     """Have the queue emptied by processes, each until it is killed; how many were."""
     killed = 0
     while True:
-        ended = subprocess.run(
-            [sys.executable, "-m", "tests.support.lambda_shop", name, source.url, source.arn, str(folder), store],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-m", "tests.support.lambda_shop", name, source.url, source.arn, str(folder), store]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         if ended.returncode == 0:
             return killed
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         killed += 1
-
-
-def _published(source: EventSource) -> list[str]:
-    """Publish orders, each twice; some kill the process that has them."""
-    for number in range(6):
-        dies = {2: "before", 4: "after"}.get(number)
-        body = json.dumps({"order_id": f"o-{number}", "dies": dies})
-        for _ in range(2):
-            source.sqs.send_message(QueueUrl=source.url, MessageBody=body)
-    return [f"o-{number}" for number in range(6)]
 
 
 @pytest.mark.parametrize("name", ["charge", "plain"])
@@ -102,12 +78,15 @@ def test_each_order_is_charged_once_though_processes_are_killed(
     store = DynamoDBStore(table)
     store.provision()
     source = a_queue(sqs)
-    orders = _published(source)
+    for number in range(6):  # each order twice; some kill the process that has them
+        body = json.dumps({"order_id": f"o-{number}", "dies": {2: "before", 4: "after"}.get(number)})
+        for _ in range(2):
+            sqs.send_message(QueueUrl=source.url, MessageBody=body)
 
     assert _handled(source, name, tmp_path, aws.store_url(table)) == 3
 
     charged = Counter(Receiver(tmp_path).charged)
-    assert set(charged) == set(orders)
+    assert set(charged) == {f"o-{number}" for number in range(6)}
     assert max(charged.values()) == 1 if name == "charge" else max(charged.values()) > 2
     assert {each.status for each in store.scan()} == ({Status.COMPLETED} if name == "charge" else set())
 

@@ -34,20 +34,13 @@ def a_record(body: object, *, group: str | None = None, queue: str = QUEUE, rece
     """A message as Lambda gives it; ``body`` is text, or what JSON is made of."""
     return {
         "messageId": str(uuid4()),
-        "receiptHandle": uuid4().hex,
         "body": body if isinstance(body, str) else json.dumps(body),
         "attributes": {
             "ApproximateReceiveCount": str(received),
-            "SentTimestamp": "1545082649183",
-            "SenderId": "AIDAIENQZJOLO23YVJ4VO",
-            "ApproximateFirstReceiveTimestamp": "1545082649185",
             **({} if group is None else {"MessageGroupId": group}),
         },
-        "messageAttributes": {},
-        "md5OfBody": "",
         "eventSource": "aws:sqs",
         "eventSourceARN": queue,
-        "awsRegion": "eu-west-1",
     }
 
 
@@ -69,7 +62,6 @@ class EventSource:
     sqs: SQSClient
     url: str
     arn: str
-    batch: int = 10
 
     @property
     def waiting(self) -> int:
@@ -80,34 +72,18 @@ class EventSource:
 
     def poll(self, invoke: Handler, *, seconds: float = 30) -> int:
         """One batch, if there is one; how many messages it had. What an invocation raises leaves all of them."""
-        found = self.sqs.receive_message(
-            QueueUrl=self.url,
-            MaxNumberOfMessages=self.batch,
-            WaitTimeSeconds=1,
-            MessageSystemAttributeNames=["All"],
-            MessageAttributeNames=["All"],
-        ).get("Messages", [])
+        asked: Any = {"MaxNumberOfMessages": 10, "WaitTimeSeconds": 1, "MessageSystemAttributeNames": ["All"]}
+        found = self.sqs.receive_message(QueueUrl=self.url, **asked).get("Messages", [])
         if not found:
             return 0
-        response = invoke({"Records": [self._record(each) for each in found]}, Context(seconds))
+        sent = {"eventSource": "aws:sqs", "eventSourceARN": self.arn}
+        records = [
+            {"messageId": each["MessageId"], "body": each["Body"], "attributes": each["Attributes"], **sent}
+            for each in found
+        ]
+        response = invoke({"Records": records}, Context(seconds))
         failed = {each["itemIdentifier"] for each in response["batchItemFailures"]}
         for each in found:
             if each["MessageId"] not in failed:
                 self.sqs.delete_message(QueueUrl=self.url, ReceiptHandle=each["ReceiptHandle"])
         return len(found)
-
-    def _record(self, message: Any) -> Event:
-        return {
-            "messageId": message["MessageId"],
-            "receiptHandle": message["ReceiptHandle"],
-            "body": message["Body"],
-            "attributes": message["Attributes"],
-            "messageAttributes": {
-                name: {"stringValue": each.get("StringValue"), "dataType": each["DataType"]}
-                for name, each in message.get("MessageAttributes", {}).items()
-            },
-            "md5OfBody": message["MD5OfBody"],
-            "eventSource": "aws:sqs",
-            "eventSourceARN": self.arn,
-            "awsRegion": "us-east-1",
-        }

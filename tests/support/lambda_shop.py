@@ -1,7 +1,7 @@
 """A Lambda function of a shop, and its runtime: `python -m tests.support.lambda_shop HANDLER URL ARN FOLDER STORE`.
 
 It invokes a handler with batches of a queue until that is empty, and dies on its way: where an order says so, the
-process kills itself, the first time that it comes there. What is charged is on disk, in a database of the receiver's.
+process kills itself, the first time that it comes there. What is charged is on disk.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,23 +28,19 @@ INVOCATION = 3.0
 
 
 class Receiver:
-    """Takes charges: it honours a key for ever, and what comes without one is a charge each time."""
+    """Takes charges: it honours a key for ever."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "charges.sqlite"
-        with closing(sqlite3.connect(self._path)) as db, db:
-            db.execute("CREATE TABLE IF NOT EXISTS charges (key TEXT PRIMARY KEY, order_id TEXT)")
+        self._folder = folder
 
     def charge(self, order_id: str, key: str) -> None:
         """One charge for each key."""
-        with closing(sqlite3.connect(self._path)) as db, db:
-            db.execute("INSERT OR IGNORE INTO charges VALUES (?, ?)", (key, order_id))
+        (self._folder / f"charge-{sha256(key.encode()).hexdigest()}").write_text(order_id)
 
     @property
     def charged(self) -> list[str]:
-        """The orders, in the order of their charges."""
-        with closing(sqlite3.connect(self._path)) as db:
-            return [order_id for (order_id,) in db.execute("SELECT order_id FROM charges ORDER BY rowid")]
+        """The orders that are charged."""
+        return [each.read_text() for each in self._folder.glob("charge-*")]
 
 
 def die_once(folder: Path, order_id: str, where: str, dies: str | None) -> None:
@@ -59,37 +55,36 @@ def handlers(folder: Path, store: str) -> dict[str, Handler]:
     """By name, what can be invoked."""
     receiver = Receiver(folder)
 
-    @sqs_batch(Policy("order_id"), store=store, name="charge")
-    def charge(order_id: str, dies: str | None = None) -> None:
+    def order(order_id: str, dies: str | None, charge: Callable[[], object]) -> None:
         die_once(folder, order_id, "before", dies)
-        current_attempt().step("charge", lambda step: receiver.charge(order_id, step.key))
+        charge()
         die_once(folder, order_id, "after", dies)
 
+    @sqs_batch(Policy("order_id"), store=store, name="charge")
+    def charge(order_id: str, dies: str | None = None) -> None:
+        step = current_attempt().step
+        order(order_id, dies, lambda: step("charge", lambda step: receiver.charge(order_id, step.key)))
+
     def plain(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-        for each in event["Records"]:
-            body = json.loads(each["body"])
-            die_once(folder, body["order_id"], "before", body.get("dies"))
-            receiver.charge(body["order_id"], uuid4().hex)
-            die_once(folder, body["order_id"], "after", body.get("dies"))
+        for body in (json.loads(each["body"]) for each in event["Records"]):
+            order(body["order_id"], body["dies"], partial(receiver.charge, body["order_id"], uuid4().hex))
         return {"batchItemFailures": []}
 
     return {"charge": charge, "plain": plain}
 
 
-def main() -> None:
+def main(name: str, url: str, arn: str, folder: str, store: str) -> None:
     """Invoke until the queue is empty."""
-    name, url, arn, folder, store = sys.argv[1:]
-    handler = handlers(Path(folder), store)[name]
+    handler, source = handlers(Path(folder), store)[name], EventSource(boto3.client("sqs"), url, arn)
 
     def invoke(event: dict[str, Any], context: Any) -> Mapping[str, Any]:
         response = handler(event, context)
         die_once(Path(folder), "batch", "answered", "answered")
         return response
 
-    source = EventSource(boto3.client("sqs"), url, arn)
     while source.waiting:
         source.poll(invoke, seconds=INVOCATION)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
