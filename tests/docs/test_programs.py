@@ -17,14 +17,11 @@ import pytest
 from celery import Celery
 from cryptography.fernet import Fernet
 
-from celery_idempotent import KeyReused
 from celery_idempotent.beat import SchedulerMixin
-from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import OutageContract, StoreContract
 from lab.embedded.server import free_port
 from tests.support.documents import DOCS, ROOT, code, execute_block
 from tests.support.packages import needs
-from tests.support.tutorial import PAGE, PUBLISHED, Commands, is_shown, steps
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["pytester"]
@@ -197,36 +194,6 @@ def test_store_of_the_page_passes_the_contract(pytester: pytest.Pytester, monkey
 EXAMPLE = ROOT / "example_project"
 
 
-@pytest.fixture
-def tasks(unchanged_celery: None) -> Any:
-    """The example's tasks on a new store in memory."""
-    from example_project import app, tasks
-
-    app.app.conf.idempotency_store = MemoryStore()
-    return tasks
-
-
-def test_messages_of_the_example_are_one_intent(tasks: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Equal messages, and receipts to one mailbox: one result, one effect; another article is another intent."""
-    for task, first, second in (
-        (tasks.charge, {"id": "o-1", "cents": 500}, {"id": "o-1", "cents": 500}),
-        (tasks.reserve_stock, ("o-1", "teapot", 1), ("o-1", "teapot", 1)),
-        (tasks.send_receipt, ("o-1", "ann@example.com"), ("o-1", " Ann@example.com")),
-    ):
-        calls = [each if isinstance(each, tuple) else (each,) for each in (first, second)]
-        assert len({str(task.apply(each).get()) for each in calls}) == 1
-        assert len(capsys.readouterr().out.splitlines()) == 1
-    tasks.reserve_stock.apply(("o-1", "cup", 1)).get()
-    assert len(capsys.readouterr().out.splitlines()) == 1
-    assert isinstance(tasks.reserve_stock.apply(("o-1", "teapot", 2)).result, KeyReused)
-
-
-@pytest.mark.parametrize("path", sorted(EXAMPLE.glob("*.py")), ids=lambda path: path.name)
-def test_copied_files_of_the_example_need_nothing_of_the_lab(path: Path) -> None:
-    """Only the command that starts embedded servers imports them."""
-    assert ("lab." in path.read_text()) is (path.name == "run.py")
-
-
 @pytest.mark.parametrize(
     ("url", "secure"), [("sqs://", True), ("sqs://key:secret@", True), ("sqs://test:test@127.0.0.1:4577//", False)]
 )
@@ -238,32 +205,3 @@ def test_example_never_speaks_to_aws_in_the_clear(
     names: dict[str, Any] = {}
     exec(compile((EXAMPLE / "app.py").read_text(), "app.py", "exec"), names)
     assert names["app"].conf.broker_transport_options["is_secure"] is secure
-
-
-def test_no_block_of_the_tutorial_is_missed() -> None:
-    """It is followed in tests/tools/test_wheel.py, with the package that is put in place of the published one."""
-    done, text = list(steps(PAGE.read_text())), PAGE.read_text()
-    commands = [line for step in done if isinstance(step, Commands) for line in step.lines]
-    assert len(done) == text.count("\n```") / 2
-    assert [PUBLISHED in line for line in commands].count(True) == 1
-    with pytest.raises(ValueError, match="toml"):
-        list(steps("```toml\na = 1\n```\n"))
-
-
-@pytest.mark.parametrize(
-    ("shown", "printed", "same"),
-    [
-        ("o-1: 500\n", "\no-1: 500  \n", True),
-        ("o-1: 500\n", "o-1: 500\no-1: 500\n", False),
-        ("DONE  18 s   shop\n", "DONE  7 s  shop\n", True),
-        ("DONE  18 s   shop\n", "DONE  7 s  store\n", False),
-        ("first\n...\nlast\n", "first\nsecond\nthird\nlast\n", True),
-        ("first\n...\nlast\n", "first\nsecond\n", False),
-        ("attempts  2\n...\n", "attempts  3\n", False),
-    ],
-)
-def test_outputs_of_the_tutorial_may_differ_in_what_each_run_has_of_its_own(
-    shown: str, printed: str, same: bool
-) -> None:
-    """An age may, a number of attempts may not."""
-    assert is_shown(shown, printed) is same

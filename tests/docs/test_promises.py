@@ -212,8 +212,8 @@ def reserving(setting: Setting) -> Scene:
     return scene
 
 
-def booking(setting: Setting, url: str) -> Scene:
-    (store, engine), ledger, printed = setting.sql(url), f"ledger_{uuid4().hex}", list[str]()
+def booking(setting: Setting) -> Scene:
+    (store, engine), ledger, printed = setting.sql(setting.get("postgres").url), f"ledger_{uuid4().hex}", list[str]()
     with engine.begin() as connection:
         connection.execute(text(f"CREATE TABLE {ledger} (order_id VARCHAR(40), cents INTEGER)"))
     edit = ("INTO ledger ", f"INTO {ledger} ")
@@ -238,14 +238,6 @@ def booking(setting: Setting, url: str) -> Scene:
     scene.names["receipt"] = receipt
     scene.counts, scene.afterwards = {"effects": booked}, relay_and_work
     return scene
-
-
-def booking_on_sqlite(setting: Setting) -> Scene:
-    return booking(setting, f"sqlite:///{setting.get('tmp_path')}/shop.sqlite")
-
-
-def booking_on_postgresql(setting: Setting) -> Scene:
-    return booking(setting, setting.get("postgres").url)
 
 
 def publishing(setting: Setting) -> Scene:
@@ -429,20 +421,9 @@ def of_step(step: str, *before: str) -> list[tuple[Act, ...]]:
     ]
 
 
-def of_transaction(*stalls_at: str) -> list[tuple[Act, ...]]:
-    within = ("after transaction", "after message in the transaction")
-    return [
-        tuple(map(dies, (*within, "before record in the transaction", "after record in the transaction"))),
-        (dies("before commit"),),
-        (dies("after commit"),),
-        (nothing,),
-        tuple(map(stalls, stalls_at)),
-        (gets_no_answer("after commit"), is_undone),
-    ]
-
-
 DIES, COMES, RELAYS = "the worker dies ...", "the next attempt comes ...", "the relay dies ..."
 WINDOW = [comes(hours, moment) for hours in (23, 24) for moment in ("before call", "after call")]
+WITHIN = ("after transaction", "after message in the transaction")
 late = partial(arrives, refused=PermissionError)
 
 TABLES: list[tuple[str, str, Callable[[Setting], Scene], list[tuple[Act, ...]]]] = [
@@ -477,11 +458,16 @@ TABLES: list[tuple[str, str, Callable[[Setting], Scene], list[tuple[Act, ...]]]]
         ],
     ),
     (
-        *("sql-transaction", DIES, booking_on_postgresql),
-        of_transaction("before transaction", "after message in the transaction", "before record in the transaction"),
+        *("sql-transaction", DIES, booking),
+        [
+            (*map(dies, WITHIN), dies("before record in the transaction"), dies("after record in the transaction")),
+            (dies("before commit"),),
+            (dies("after commit"),),
+            (nothing,),
+            (*map(stalls, ("before transaction", WITHIN[1], "before record in the transaction")),),
+            (gets_no_answer("after commit"), is_undone),
+        ],
     ),
-    # Nobody can take over within a block of SQLite, as the page says.
-    ("sql-transaction", DIES, booking_on_sqlite, of_transaction("before transaction")),
     (
         *("fenced-resource", DIES, publishing),
         [

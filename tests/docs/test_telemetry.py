@@ -135,12 +135,6 @@ def test_alerts_are_rules_that_fire_and_end(tmp_path: Path) -> None:
     promtool("check", "rules", "rules.yml", folder=tmp_path)
 
 
-def test_panels_of_the_dashboard_do_not_overlap() -> None:
-    """Grafana draws one over the other."""
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
-    assert len(set(places)) == len(places)
-
-
 _, RECIPE = (text for _, text in code(PAGE, "python"))
 APP = """
 import time
@@ -192,23 +186,17 @@ class Shop:
         )
 
 
-def four_ports() -> int:
-    """The first of four that are free."""
-    while True:
-        port = free_port()
-        with suppress(OSError), ExitStack() as held:
-            for each in range(port, port + 4):
-                held.enter_context(socket.create_server(("127.0.0.1", each)))
-            return port
-
-
 @pytest.fixture
 def shop(redis_server: EmbeddedRedis, tmp_path: Path) -> Iterator[Shop]:
     """The recipe of the page, word for word, in a worker."""
     (tmp_path / "shop.py").write_text(RECIPE + APP)
     app = Celery("shop", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
     app.conf.task_default_queue = queue = tmp_path.name
-    shop = Shop(app, tmp_path, four_ports())
+    with ExitStack() as held:  # the first of four ports that are free
+        port = free_port()
+        for each in range(port, port + 4):
+            held.enter_context(socket.create_server(("127.0.0.1", each)))
+    shop = Shop(app, tmp_path, port)
     environment = {**os.environ, "BROKER": redis_server.url, "QUEUE": queue, "METRICS_PORT": str(shop.port)}
     environment["PYTHONPATH"] = os.pathsep.join([str(DOCS.parent), os.environ.get("PYTHONPATH", "")])
     run = [sys.executable, "-m", "celery", "-A", "shop"]
