@@ -21,7 +21,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import clear_url_caches
 
-from celery_idempotent import StoreMisconfigured, StoreUnavailable
+from celery_idempotent import StoreUnavailable
 from celery_idempotent.contrib.django.store import DjangoStore
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.codec import Codec, Encoded
@@ -81,23 +81,19 @@ def viewer() -> Client:
 
 def _written(store: DjangoStore, status: Status = Status.IN_PROGRESS, **changes: Any) -> Record:
     now = store.now()
-    began = {"created_at": now - 90_000, "fencing_token": now - 90_000}
-    times = {**began, "updated_at": now - 60_000, "lease_until": now + 60_000}
+    times = {"created_at": now - 90_000, "fencing_token": now - 90_000, "updated_at": now - 60_000}
     outcome = {"expires_at": now // 1000 + 600} if status in {Status.COMPLETED, Status.FAILED} else {}
-    record = replace(a_record(), **{"status": status, "task": "shop.refund", **times, **outcome, **changes})
+    record = a_record().but(
+        status=status, **{"task": "shop.refund", **times, "lease_until": now + 60_000, **outcome, **changes}
+    )
     assert store.swap(record, None) == record
     return record
 
 
-def _abandoned(store: DjangoStore, **changes: Any) -> Record:
-    """What a worker leaves that died; the grace, 5 s, is over."""
-    return _written(store, lease_until=store.now() - 5_001, **changes)
-
-
 def _fitting(store: DjangoStore, kind: str, **changes: Any) -> Record:
-    """A record that can take a verdict of this kind."""
+    """A record that can take a verdict of this kind; the grace of what is released, 5 s, is over."""
     if kind == "release":
-        return _abandoned(store, **changes)
+        return _written(store, lease_until=store.now() - 5_001, **changes)
     return _written(store, Status.UNKNOWN if kind == "resolve" else Status.COMPLETED, **changes)
 
 
@@ -133,59 +129,46 @@ def _judge(client: Client, kind: str, *records: Record, **fields: str) -> Respon
     )
 
 
-# -- what is shown
-
-
 def test_list_shows_what_an_operator_looks_for(store: DjangoStore, viewer: Client) -> None:
     """In two requests of the table, one of them a bounded count; what is large is not read."""
     values = {"label": "acme/7", "updated_at": 1_800_000_000_007, "result": "x" * 5_000, "content_type": JSON}
     record = _written(store, Status.COMPLETED, attempts=3, expires_at=1_900_000_000, **values)
     _written(store, Status.COMPLETED, expires_at=1)
-    _abandoned(store)
+    _fitting(store, "release")
     _written(store, lease_until=store.now() - 1)  # the grace is 5 s
 
     with CaptureQueriesContext(connections[store.alias]) as queries:
         text = _text(viewer.get(LIST))
 
-    days = ("2027-01-15</span>", "08:00:00</span>", "2030-03-17</span>", "17:46:40</span>")
-    shown = ("shop.refund", record.key, "acme/7", '<td class="field-attempts">3</td>', *days)
+    shown = ("shop.refund", record.key, "acme/7", '<td class="field-attempts">3</td>', "2027-01-15", "2030-03-17")
     assert [each for each in shown if each not in text] == []
     states = ["COMPLETED", "FORGOTTEN", "IN_PROGRESS", "IN_PROGRESS, lease over"]
     assert sorted(re.findall(r'"field-state">(.*?)<', text)) == states
-    asked = sorted(each["sql"] for each in queries.captured_queries if TABLE in each["sql"])
+    asked = [each["sql"] for each in queries.captured_queries if TABLE in each["sql"]]
     assert ["LIMIT 1000" in each for each in asked if "COUNT" in each] == [True]
-    assert len(asked) == 2
-    assert not any("result_text" in each or "steps" in each for each in asked)
+    assert (len(asked), [each for each in asked if "result_text" in each or "steps" in each]) == (2, [])
 
 
 def test_list_is_ordered_filtered_and_searched(store: DjangoStore, viewer: Client) -> None:
-    """First what waits for a person, the latest outcomes first; a key or label may end with a star.
-
-    Filters offer every status, the tasks of the app, and one that is gone from it once somebody has asked for it.
-    """
+    """First what waits for a person, then the latest; filters offer all statuses and tasks, also one asked for."""
     now = store.now()
-    _written(store, Status.COMPLETED, key="early", expires_at=1_900_000_000, updated_at=now - 3)
-    _written(store, Status.COMPLETED, key="late", expires_at=1_900_000_001, updated_at=now - 1)
-    _written(store, Status.FAILED, key="failed", expires_at=1_900_000_000, updated_at=now - 2, task_id="the-id")
+    _written(store, Status.COMPLETED, key="early", updated_at=now - 3)
+    _written(store, Status.COMPLETED, key="late", updated_at=now - 1)
+    _written(store, Status.FAILED, key="failed", updated_at=now - 2, task_id="the-id")
     _written(store, key="running:1:abcdef", updated_at=now, label="globex/1")
     _written(store, Status.RELEASED, key="released:1:fedcba", updated_at=now - 5, label="globex/10")
     _written(store, Status.UNKNOWN, key="unknown", updated_at=now - 4, task="shop.gone")
-
     wanted = {
         "": "unknown released running failed late early",
         "o=5": "released unknown early failed late running",
-        "status=UNKNOWN": "unknown",
         "status=COMPLETED": "late early",
         "task=shop.gone": "unknown",
-        "q=early": "early",
         "q=%20early%20": "early",
         "q=earlyx": "",
-        "q=%20": "unknown released running failed late early",
         "q=the-id": "failed",
         "q=running:1:ab": "running",
         "q=globex/1": "running",
         "q=globex/*": "released running",
-        "q=released*": "released",
     }
     found = {query: _keys(viewer.get(f"{LIST}?{query}")) for query in wanted}
     assert {query: " ".join(each.partition(":")[0] for each in keys) for query, keys in found.items()} == wanted
@@ -200,74 +183,52 @@ def test_list_is_ordered_filtered_and_searched(store: DjangoStore, viewer: Clien
 
 def test_page_of_a_record_shows_all_of_it(store: DjangoStore, viewer: Client) -> None:
     """Every field, JSON laid out, times readable, the size of the result; what looks like markup is text."""
-    record = _written(
-        store,
-        Status.COMPLETED,
-        result='{"id": "ch_1", "name": "Öre"}',
-        content_type=JSON,
-        steps={"reserve": {"result": 7}},
-        error="<b>said</b> the worker",
-        lease_until=1_800_000_000_000,
-        created_at=1_800_000_001_000,
-        updated_at=1_800_000_002_000,
-        expires_at=1_900_000_000,
-    )
-
+    values = {"result": '{"id": "Öre"}', "content_type": JSON, "steps": {"reserve": {"result": 7}}}
+    times = {"lease_until": 1_800_000_000_000, "created_at": 1_800_000_001_000, "updated_at": 1_800_000_002_000}
+    record = _written(store, Status.COMPLETED, error="<b>said</b>", expires_at=1_900_000_000, **values, **times)
     page = viewer.get(_url(record))
-
     fields = (record.key, record.task, record.task_id, record.worker, record.revision, record.owner, "f" * 64)
-    times = *(f"2027-01-15 08:00:0{second}.000 UTC" for second in range(3)), "2030-03-17 17:46:40.000 UTC"
-    laid_out = '{\n  "id": "ch_1",\n  "name": "Öre"\n}', '"reserve": {\n    "result": 7\n  }'
-    shown = *fields, *times, *laid_out, "30 bytes", "<b>said</b> the worker", str(record.fencing_token)
+    told = *(f"2027-01-15 08:00:0{second}.000 UTC" for second in range(3)), "2030-03-17 17:46:40.000 UTC"
+    laid_out = '{\n  "id": "Öre"\n}', '"reserve": {\n    "result": 7\n  }'
+    shown = *fields, *told, *laid_out, "14 bytes", "<b>said</b>", str(record.fencing_token)
     assert [each for each in shown if each not in _text(page)] == []
     assert "<b>said" not in page.content.decode()
 
 
-@pytest.fixture
-def sealed(store: DjangoStore, shop: Celery, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The shop's app encrypts."""
-    runtime = runtime_of(shop)
-    sealed: Any = Sealed(runtime.store, KeyRing(Fernet.generate_key()))
-    monkeypatch.setattr(runtime, "_last_opened", replace(runtime.opened, store=sealed))
-    return sealed
-
-
-def _secret(sealed: Any, status: Status = Status.UNKNOWN) -> Record:
-    """A record of which all that can be is encrypted."""
-    key, codec = a_record().key, Codec("json", frozenset({JSON}))
-    step = pack(sealed, codec.encode("card 4711"), Slot(key, "result", "pay")).encoded
-    outcome = pack(sealed, codec.encode({"receipt": "card 4712"}), Slot(key, "result")).encoded
-    result = {"result": outcome.data, "content_type": outcome.content_type} if status is Status.COMPLETED else {}
-    told = {"label": "acme/4713", "error": "no answer about card 4714", "steps": {"pay": to_plain(Finished(step))}}
-    return _written(sealed, status, key=key, **told, **result)
-
-
 def test_pages_show_and_judge_what_is_encrypted(
-    store: DjangoStore, operator: Client, sealed: Any, shop: Celery, monkeypatch: pytest.MonkeyPatch
+    store: DjangoStore, operator: Client, shop: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In clear, as the app has the key; the database does not, also of what a person states, nor an app without it."""
-    record, other = _secret(sealed), _secret(sealed)
+    runtime, codec = runtime_of(shop), Codec("json", frozenset({JSON}))
+    sealed: Any = Sealed(runtime.store, KeyRing(Fernet.generate_key()))
+    monkeypatch.setattr(runtime, "_last_opened", replace(runtime.opened, store=sealed))
+
+    def secret(status: Status = Status.UNKNOWN) -> Record:
+        key = a_record().key
+        step = pack(sealed, codec.encode("card 4711"), Slot(key, "result", "pay")).encoded
+        outcome = pack(sealed, codec.encode({"receipt": "card 4712"}), Slot(key, "result")).encoded
+        result = {"result": outcome.data, "content_type": outcome.content_type} if status is Status.COMPLETED else {}
+        told = {"label": "acme/4713", "error": "no answer", "steps": {"pay": to_plain(Finished(step))}}
+        return _written(sealed, status, key=key, **told, **result)
+
+    record, other = secret(), secret()
     one, several = operator.get(_url(record, "resolve")), _selected(operator, "resolve", record, other)
     for page in (operator.get(_url(record)), one, several):
-        assert {"acme/4713", "no answer about card 4714"} <= set(re.findall("acme/4713|no answer.*?4714", _text(page)))
+        assert {"acme/4713", "no answer"} <= set(re.findall("acme/4713|no answer", _text(page)))
     assert "card 4711" in _text(operator.get(_url(record)))
     assert "acme/4713" in _text(operator.get(LIST))
-    assert "Labels are encrypted" in _messages(operator.get(LIST, {"q": "acme/4713"}))
-    assert "Labels are encrypted" not in _messages(operator.get(LIST, {"q": record.key}))
+    asked = [_messages(operator.get(LIST, {"q": each})) for each in ("acme/4713", record.key)]
+    assert ["Labels are encrypted" in each for each in asked] == [True, False]
 
     _judge(operator, "resolve", record, verdict="completed", result='{"receipt": "card 4715"}')
 
     page = _text(operator.get(_url(record)))
-    assert "card 4715" in page
-    assert "it had said: no answer about card 4714" in page
+    assert ("card 4715" in page, "it had said: no answer" in page) == (True, True)
     assert "card 471" not in repr(store.get(record.key))
-    done, runtime = _secret(sealed, Status.COMPLETED), runtime_of(shop)
+    done = secret(Status.COMPLETED)
     assert '"receipt": "card 4712"' in _text(operator.get(_url(done)))
     monkeypatch.setattr(runtime, "_last_opened", replace(runtime.opened, store=innermost(sealed)))
     assert "this app has no key that opens it" in _text(operator.get(_url(done)))
-
-
-# -- what cannot be read
 
 
 def _spoil(store: DjangoStore, record: Record, column: str, damage: str) -> None:
@@ -279,10 +240,8 @@ def _spoil(store: DjangoStore, record: Record, column: str, damage: str) -> None
     ("column", "damage", "reason"),
     [
         ("status", "'DONE'", "'DONE' is not a valid Status"),
-        ("lease_until", "-1", "lease_until is -1"),
         ("updated_at", str(2**63 - 1), "updated_at is 9223372036854775807"),
-        ("schema_version", "2", "has schema 2 and this version of celery-idempotent knows up to 1"),
-        ("expires_at", "1", "expires_at is set on UNKNOWN"),
+        ("schema_version", "2", "has schema 2"),
     ],
 )
 def test_record_that_cannot_be_read_is_named_and_hides_no_other(
@@ -296,26 +255,20 @@ def test_record_that_cannot_be_read_is_named_and_hides_no_other(
 
     assert re.search(rf"unreadable: .*{re.escape(reason)}", listed)
     assert good.key in listed
-    for each in (reason, "postponed until somebody repairs it", "not shown"):
-        assert each in shown
+    assert reason in shown
     assert not re.search("(resolve|release|forget)link", shown)
     for kind in KINDS:
         assert "unreadable: " in _text(operator.get(_url(damaged, kind)))
         assert "Nothing was changed" in _messages(_judge(operator, kind, damaged))
-    with pytest.raises(StoreMisconfigured):
-        store.get(damaged.key)
 
 
-@pytest.mark.parametrize(
-    "column", ["lease_until", "updated_at", "attempts", "expires_at", "steps", "result_bytes", "task"]
-)
+@pytest.mark.parametrize("column", ["lease_until", "updated_at", "attempts", "expires_at", "steps", "result_bytes"])
 @pytest.mark.parametrize("damage", ["'many'", "x'ff'", "1.5"])
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_any_value_that_sqlite_keeps_is_shown(store: DjangoStore, operator: Client, column: str, damage: str) -> None:
     """SQLite keeps whatever it is given in whatever column."""
     record = _written(store)
     _spoil(store, record, column, damage)
-
     assert _text(operator.get(f"{LIST}?q={record.key}"))
     assert _text(operator.get(_url(record)))
 
@@ -325,7 +278,6 @@ def test_any_value_that_sqlite_keeps_is_shown(store: DjangoStore, operator: Clie
 def test_key_on_mysql_that_is_no_text_is_shown(store: DjangoStore, operator: Client) -> None:
     """Keys are bytes there, so they can be any."""
     _spoil(store, _written(store), "idempotency_key", "x'ff0a'")
-
     assert _keys(operator.get(LIST)) == [r"\xff\n"]
 
 
@@ -334,28 +286,22 @@ def test_pages_cannot_be_forged(store: DjangoStore, operator: Client) -> None:
     forged, shown = "a\n\u202eb\x85", r"a\n\u202eb\x85"
     named = dict.fromkeys(("task", "task_id", "worker", "label", "error"), forged)
     texts = {**named, "steps": {forged: {"lost": "x"}}, "verdict": {"by": forged, "reason": forged, "at": "?"}}
-    unknown, over = _written(store, Status.UNKNOWN, **texts), _abandoned(store, **texts)
-
+    unknown, over = _written(store, Status.UNKNOWN, **texts), _fitting(store, "release", **texts)
     for page, times in ((LIST, 4), (_url(unknown), 8), (_url(unknown, "resolve"), 6), (_url(over, "release"), 4)):
         text = _text(operator.get(page))
-        assert text.count(shown) == times
-        assert not {"\u202e", "\x85"} & set(text)
+        assert (text.count(shown), {"\u202e", "\x85"} & set(text)) == (times, set())
 
 
-# -- who may do what
+LOOKS = "get: get:K/change get:K/resolve post:forget"
 
 
 @pytest.mark.parametrize(
     ("permissions", "status", "requests"),
     [
         (["all"], 403, "get:add post:K/change post:K/delete"),
-        (
-            ["view"],
-            403,
-            "get:K/resolve get:K/release get:K/forget post:resolve post:release post:forget post:K/change get:add",
-        ),
-        ([], 403, "get: get:K/change get:K/resolve post:forget"),
-        (None, 302, "get: get:K/change get:K/resolve post:forget"),
+        (["view"], 403, "get:K/resolve get:K/release get:K/forget post:resolve post:release post:forget post:K/change"),
+        ([], 403, LOOKS),
+        (None, 302, LOOKS),
     ],
     ids=["superuser", "viewer", "staff", "stranger"],
 )
@@ -365,20 +311,12 @@ def test_nobody_does_more_than_is_permitted(
     """Nobody edits or deletes, those who may change give verdicts, those who may view look; nor is more offered."""
     client = Client() if permissions is None else _client(*permissions)
     record = _written(store, Status.UNKNOWN)
-    said = {
-        "seen": f"{record.revision} {record.key}",
-        "reason": "r",
-        "verdict": "rerun",
-        "checked": "on",
-        "post": "yes",
-    }
-
-    def answer(request: str) -> int:
+    said = {"seen": f"{record.revision} {record.key}", "reason": "r", "verdict": "rerun", "checked": "on"}
+    for request in requests.split(" "):
         method, _, page = request.partition(":")
         address = f"{LIST}{page.replace('K', quote(record.key))}{'/' if page else ''}"
-        return int((client.get(address) if method == "get" else client.post(address, said)).status_code)
-
-    assert {each: answer(each) for each in requests.split(" ")} == dict.fromkeys(requests.split(" "), status)
+        answer = client.get(address) if method == "get" else client.post(address, {**said, "post": "yes"})
+        assert (request, answer.status_code) == (request, status)
     assert store.get(record.key) == record
     if permissions:
         listed, offered = _text(client.get(LIST)), [*KINDS] if "all" in permissions else []
@@ -390,19 +328,13 @@ def test_nobody_does_more_than_is_permitted(
 def test_only_what_a_record_can_take_is_offered(store: DjangoStore, operator: Client) -> None:
     """Resolve for UNKNOWN, release for a claim whose grace is over, forget for an outcome or what was given back."""
     records = {str(status): _written(store, status) for status in Status}
-    records["abandoned"] = _abandoned(store)
-    records["ahead of the clock"] = _written(store, Status.FAILED, fencing_token=store.now() + 600_000)
+    records["abandoned"] = _fitting(store, "release")
     records["in its grace"] = _written(store, lease_until=store.now() - 1)  # looked at first, as it lasts 5 s
-
     pages = {name: _text(operator.get(_url(record))) for name, record in reversed(records.items())}
     offered = {name: "".join(each for each in KINDS if _url(records[name], each) in pages[name]) for name in records}
-
     forgettable = dict.fromkeys(("COMPLETED", "FAILED", "RELEASED"), "forget")
-    none = dict.fromkeys(("IN_PROGRESS", "in its grace", "ahead of the clock"), "")
+    none = dict.fromkeys(("IN_PROGRESS", "in its grace"), "")
     assert offered == {"UNKNOWN": "resolve", "abandoned": "release", **forgettable, **none}
-
-
-# -- verdicts
 
 
 @pytest.mark.parametrize(
@@ -441,13 +373,10 @@ def test_verdict_is_logged_and_the_next_delivery_follows_it(
 @pytest.mark.parametrize(
     ("kind", "fields", "complaint"),
     [
-        *((kind, fields, "This field is required.") for kind in KINDS for fields in ({"checked": ""}, {"reason": " "})),
-        ("resolve", {"verdict": ""}, "This field is required."),
+        *((kind, {"reason": " "}, "This field is required.") for kind in KINDS),
+        ("release", {"checked": ""}, "This field is required."),
         ("resolve", {"verdict": "maybe"}, "Select a valid choice"),
-        *(
-            ("resolve", {"verdict": "completed", "result": each}, "Write JSON")
-            for each in ("", "ch", "NaN", "[" * 9999)
-        ),
+        *(("resolve", {"verdict": "completed", "result": each}, "Write JSON") for each in ("", "NaN", "[" * 9999)),
     ],
     ids=lambda value: str(value)[:24],
 )
@@ -456,29 +385,19 @@ def test_incomplete_verdict_is_asked_again(
 ) -> None:
     """Without a verdict, a reason, a result in JSON or the word that the receiver was asked, nothing is written."""
     record = _fitting(store, kind)
-
     assert complaint in _text(_judge(operator, kind, record, **fields))
     assert store.get(record.key) == record
 
 
-def test_page_of_a_verdict_says_what_it_is_about(store: DjangoStore, operator: Client) -> None:
-    """Task, id, worker, times, reason and retention; of each step whether it ended, of several records by key."""
-    steps = {
-        "reserve": to_plain(Finished(Encoded("7", JSON))),
-        "sms": to_plain(Begun(1_800_000_000_000, 2)),
-        "odd": {"of": "another version"},
-    }
-    record = _written(store, Status.UNKNOWN, steps=steps, error="killed", worker="w@there", task="shop.charge")
-    without = _written(store, Status.UNKNOWN)
-
+def test_page_of_a_verdict_tells_of_steps(store: DjangoStore, operator: Client) -> None:
+    """Of one record and of several: which ended, and that one in doubt may fit neither verdict."""
+    steps = {"reserve": to_plain(Finished(Encoded("7", JSON))), "sms": to_plain(Begun(1_800_000_000_000, 2))}
+    record, without = _written(store, Status.UNKNOWN, steps=steps, error="killed"), _written(store, Status.UNKNOWN)
     one, several = _text(operator.get(_url(record, "resolve"))), _text(_selected(operator, "resolve", record, without))
-
-    for shown in (record.key, "shop.charge", record.task_id, "w@there", "killed", " UTC", "It is replayed for 1 d."):
+    for shown in (record.key, record.task_id, "killed", "It is replayed for 3 d.", "Step reserve</th><td>finished"):
         assert shown in one
-    assert re.search(r"Step reserve</th><td>finished", one)
     assert re.search(r"Step sms</th><td>began at 2027-01-15 08:00:00.000 UTC in attempt 2, and did not end", one)
-    assert re.search(r"Step odd</th><td>not readable by this version", one)
-    assert re.search(rf"{record.key}:\s+step reserve [^;]*; step sms began at [^;]*; step odd not [^;]*\.", several)
+    assert re.search(rf"{record.key}:\s+step reserve [^;]*; step sms began at [^;]*\.", several)
     assert several.count("neither verdict fits") == one.count("neither verdict fits") == 1
     assert "neither verdict fits" not in _text(operator.get(_url(without, "resolve")))
 
@@ -497,33 +416,20 @@ def test_selected_records_get_one_verdict(store: DjangoStore, operator: Client, 
     assert f"<li>{other.key}: {other.status}" in asked
     assert 'name="seen"' not in _text(operator.get(_url(other, kind)))
     assert [_messages(response).count(each) for each in ("</li>", "Nothing was changed")] == [3, 1]
-    assert [bool(each and each.verdict) for each in map(store.get, [each.key for each in (*fitting, other)])] == [
-        *(True, True, False)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [("resolve", {"verdict": "completed", "result": "1"}), ("resolve", {}), ("release", {}), ("forget", {})],
-)
-def test_verdict_on_what_has_changed_is_refused(
-    store: DjangoStore, operator: Client, kind: str, fields: dict[str, str]
-) -> None:
-    """It is on the record that the person saw, and on no other; the log does not claim it."""
-    record = _fitting(store, kind)
-    anew = replace(record, revision="anew", attempts=2)
-    store.swap(anew, record.revision)
-
-    assert "somebody else changed the record meanwhile" in _messages(_judge(operator, kind, record, **fields))
-    assert store.get(record.key) == anew
-    assert not LogEntry.objects.filter(object_id=record.key).exists()
+    judged = [store.get(each.key) for each in (*fitting, other)]
+    assert [bool(each and each.verdict) for each in judged] == [True, True, False]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_verdict_on_nothing_leads_back_to_the_list(store: DjangoStore, operator: Client, kind: str) -> None:
-    """By the address alone, or of what has been deleted meanwhile."""
-    gone = replace(a_record(), key="gone")
+def test_verdict_on_what_has_changed_or_gone_is_refused(store: DjangoStore, operator: Client, kind: str) -> None:
+    """It is on the record that the person saw, and on no other; the log does not claim it."""
+    record, gone = _fitting(store, kind), a_record().but(key="gone")
+    anew = record.but(revision="anew", attempts=2)
+    store.swap(anew, record.revision)
 
+    assert "somebody else changed the record meanwhile" in _messages(_judge(operator, kind, record))
+    assert store.get(record.key) == anew
+    assert not LogEntry.objects.filter(object_id=record.key).exists()
     assert "Nothing is recorded under gone" in _messages(operator.get(_url(gone, kind), follow=True))
     for response in (operator.get(f"{LIST}{kind}/", follow=True), _judge(operator, kind, gone)):
         assert f"nothing to {kind}" in _messages(response)
@@ -559,7 +465,6 @@ def test_verdicts_work_under_atomic_requests(
     reload(urls)  # as in a process that starts with these databases
     clear_url_caches()
     record = _written(store, Status.UNKNOWN)
-
     assert _text(operator.get(_url(record, "resolve")))
     assert "did not happen" in _messages(_judge(operator, "resolve", record))
 
@@ -580,14 +485,10 @@ def test_not_more_is_judged_than_a_person_can_check(
 ) -> None:
     """Selecting everything releases nothing, and a form with more is cut."""
     monkeypatch.setattr("celery_idempotent.contrib.django.admin._MOST_JUDGED", 2)
-    records = [_abandoned(store) for _ in range(3)]
-
+    records = [_fitting(store, "release") for _ in range(3)]
     assert "Release at most 2 at a time" in _messages(_selected(operator, "release", *records))
     assert 'name="seen"' in _text(_selected(operator, "release", *records[1:]))
     assert _messages(_judge(operator, "release", *records)).count("Released") == 2
-
-
-# -- where records are elsewhere
 
 
 @pytest.mark.parametrize(
