@@ -469,6 +469,17 @@ def test_verdicts_work_under_atomic_requests(
     assert "did not happen" in _messages(_judge(operator, "resolve", record))
 
 
+def test_form_of_a_verdict_is_of_this_site(store: DjangoStore, operator: Client) -> None:
+    """It is filled in as a browser does from the page that the record links, and taken with its token alone."""
+    record, browser = _written(store, Status.UNKNOWN), Client(enforce_csrf_checks=True)
+    browser.cookies = operator.cookies
+    form = _text(browser.get(_url(record, "resolve")))
+    given = dict(re.findall(r'name="(csrfmiddlewaretoken|seen)" value="(.*?)"', form))
+    said = {"seen": given.pop("seen"), "verdict": "rerun", "reason": "r", "checked": "on"}
+    assert browser.post(f"{LIST}resolve/", said).status_code == 403
+    assert "Resolved" in _messages(browser.post(f"{LIST}resolve/", {**said, **given}, follow=True))
+
+
 def test_admin_site_of_the_users_is_not_left(store: DjangoStore, operator: Client) -> None:
     """Pages, forms and redirects stay on the site on which the model is registered."""
     record = _written(store, Status.UNKNOWN)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from io import BytesIO
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pytest
 from django.core.exceptions import PermissionDenied
@@ -146,9 +146,7 @@ def test_exceptions_that_are_responses_are_outcomes(
 ) -> None:
     """As Django answers them; they are replayed."""
     shop.serve_view(raising(raised), store=store)
-
     first, again = shop.request(), shop.request()
-
     assert (first.status, first.body, len(shop.bodies)) == (status, again.body, 1)
 
 
@@ -196,21 +194,13 @@ def test_sync_stream_and_file_are_recorded(shop: DjangoShop, store: MemoryStore)
     assert shop.request().body == b"report"
 
 
-@pytest.mark.parametrize("mode", ["enforce", "observe"])
-def test_form_that_was_read_before_runs_only_where_a_policy_is_tried_out(
-    store: MemoryStore, mode: Literal["enforce", "observe"]
-) -> None:
+def test_form_that_was_read_before_is_refused(store: MemoryStore) -> None:
     """Django keeps no body of multipart forms, and two of them could not be told apart."""
-    view = idempotent_view(store=store, caller="anybody", policy=Policy(mode=mode))(
-        lambda request: HttpResponse(request.POST["cents"])
-    )
+    view = idempotent_view(store=store, caller="anybody")(lambda request: HttpResponse())
     request = RequestFactory().post("/", {"cents": "5"}, headers={"Idempotency-Key": "k-1"})
     assert request.POST
-    if mode == "observe":
-        assert view(request).content == b"5"
-    else:
-        with pytest.raises(RawPostDataException):
-            view(request)
+    with pytest.raises(RawPostDataException):
+        view(request)
 
 
 @pytest.mark.parametrize(("length", "status"), [("ten", 400), (None, 413)])
@@ -225,23 +215,11 @@ def test_length_is_what_was_read(store: MemoryStore, length: str | None, status:
     assert view(request).status_code == status
 
 
-def test_view_must_return_a_response(store: MemoryStore) -> None:
-    """As Django says."""
+@pytest.mark.parametrize(("of_a_test", "refused"), [(False, True), (True, False)])
+def test_transaction_around_a_view_is_refused(store: MemoryStore, of_a_test: bool, refused: bool) -> None:
+    """It could undo the effect that was recorded; not so that of a TestCase."""
     shop = DjangoShop("decorator")
-    shop.serve_view(lambda request: None, store=store)
-    with pytest.raises(TypeError, match="NoneType"):
-        shop.request()
-
-
-@pytest.mark.parametrize(
-    ("mode", "of_a_test", "refused"), [("enforce", False, True), ("enforce", True, False), ("observe", False, False)]
-)
-def test_transaction_around_a_view_is_refused(
-    store: MemoryStore, mode: Literal["enforce", "observe"], of_a_test: bool, refused: bool
-) -> None:
-    """It could undo the effect that was recorded; not so that of a TestCase, nor where a policy is only tried out."""
-    shop = DjangoShop("decorator")
-    shop.serve(Reply, store=store, policy=Policy(mode=mode))
+    shop.serve(Reply, store=store)
     connection.ensure_connection()
     around: Any = transaction.atomic()
     around._from_testcase = of_a_test
@@ -249,9 +227,9 @@ def test_transaction_around_a_view_is_refused(
         if refused:
             with pytest.raises(PolicyError, match="non_atomic_requests"):
                 shop.request()
-            assert not list(store.scan())
         else:
             assert shop.request().status == 201
+    assert len(list(store.scan())) == (not refused)
 
 
 def test_awaited_caller_is_awaited(store: MemoryStore) -> None:

@@ -1,1 +1,0 @@
-"""A database backend of a kind that nobody has tried."""
