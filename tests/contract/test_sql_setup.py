@@ -32,20 +32,18 @@ from tests.support.documents import table as documented
 from tests.support.operator import operate, refused
 from tests.support.sql_databases import Database
 
-# Tables.
-
 
 def test_missing_table_names_the_command(driven: Database) -> None:
     """Whatever is asked first, through whichever driver."""
     with driven.reopened("t_missing") as store:
         for ask in (
-            *(store.verify, lambda: store.swap(a_record(), None), lambda: store.swap(a_record(), "revision")),
-            *(lambda: store.get("key"), lambda: [*store.scan()], lambda: store.delete("key", "revision")),
-            lambda: store.purge(1),
+            store.verify,
+            lambda: store.swap(a_record(), None),
+            lambda: store.get("key"),
+            lambda: [*store.scan()],
         ):
-            with pytest.raises(StoreMisconfigured, match="idempotency provision") as raised:
+            with pytest.raises(StoreMisconfigured, match="idempotency provision"):
                 ask()
-            assert isinstance(raised.value.__cause__, Exception)
 
 
 def test_table_with_other_columns_is_refused(driven: Database) -> None:
@@ -91,38 +89,6 @@ def test_table_that_cannot_keep_records_apart_is_refused(
             store.verify()
 
 
-def _indexes(store: SQLStore) -> dict[str, list[str]]:
-    with store._connected_by_sqlalchemy("test") as connection:
-        found = inspect(connection).get_indexes(store.table.name)
-    return {str(each["name"]): [str(name) for name in each["column_names"]] for each in found}
-
-
-def _indexes_of(table: str) -> dict[str, list[str]]:
-    return {f"{table}_label": ["label"], f"{table}_status": ["status", "expires_at"]}
-
-
-def test_several_processes_provision_at_once(database: Database) -> None:
-    """Every one of them succeeds, and what they made is whole; so does one that finds an index missing."""
-
-    def provision(store: SQLStore) -> bool:
-        store.provision()
-        return a_claim(store) is not None
-
-    for _ in range(5):
-        name = f"t_{uuid4().hex}"
-        with ExitStack() as opened:
-            race([opened.enter_context(database.reopened(name)).provision for _ in range(4)])
-        with database.reopened(name) as store:
-            assert in_children([partial(provision, store)] * 2) == [True] * 2
-            assert _indexes(store) == _indexes_of(name)
-    with database.reopened(name) as store:
-        for index in _indexes_of(name):
-            database.do(f"DROP INDEX {index}" + (f" ON {name}" if database.dialect == "mysql" else ""))
-        assert _indexes(store) == {}
-        store.provision()
-        assert _indexes(store) == _indexes_of(name)
-
-
 def test_provisioning_of_sqlite_waits_for_a_writer_and_not_for_a_permission(sqlite: Database) -> None:
     """SQLite itself refuses at once to change the mode of a file that is being written."""
     path = make_url(sqlite.url).database
@@ -131,7 +97,6 @@ def test_provisioning_of_sqlite_waits_for_a_writer_and_not_for_a_permission(sqli
         readonly = sqlite.reopened(TABLE, timeout=600, url=f"sqlite:///file:{path}?mode=ro&uri=true")
         with readonly as store, pytest.raises(StoreMisconfigured, match="readonly"):
             store.provision()
-
         writer.execute("BEGIN IMMEDIATE")
         with sqlite.reopened(TABLE, timeout=0.2) as impatient, pytest.raises(StoreUnavailable, match="locked"):
             impatient.provision()
@@ -173,10 +138,27 @@ def test_printed_ddl_creates_the_same_tables(database: Database) -> None:
         by_hand.provision()
 
 
+def test_several_processes_provision_at_once(database: Database) -> None:
+    """Every one of them succeeds, and what they made is whole; so does one that finds an index missing."""
+    name = f"t_{uuid4().hex}"
+    with database.reopened(name) as store, database.store() as whole:
+        with ExitStack() as opened:
+            race([opened.enter_context(database.reopened(name)).provision for _ in range(4)])
+        in_children([store.provision] * 2)
+        assert _reflected(store) == _reflected(whole)
+        for index in (f"{name}_label", f"{name}_status"):
+            database.do(f"DROP INDEX {index}" + (f" ON {name}" if database.dialect == "mysql" else ""))
+        assert _reflected(store) != _reflected(whole)
+        store.provision()
+        assert _reflected(store) == _reflected(whole)
+
+
 def _reflected(store: SQLStore) -> Any:
     with store._connected_by_sqlalchemy("test") as connection:
-        columns = [inspect(connection).get_columns(each.name) for each in (store.table, store.outbox)]
-    return [[(each["name"], repr(each["type"]), each["nullable"]) for each in table] for table in columns]
+        found = inspect(connection)
+        columns = [found.get_columns(each.name) for each in (store.table, store.outbox)]
+        indexes = sorted(str(each["column_names"]) for each in found.get_indexes(store.table.name))
+    return indexes, [[(each["name"], repr(each["type"]), each["nullable"]) for each in table] for table in columns]
 
 
 def test_schema_is_where_the_table_is(postgresql: Database) -> None:
@@ -234,22 +216,18 @@ def _allowed(database: Database, on_records: list[str], *on_outbox: str) -> Iter
 
 def test_worker_needs_the_documented_rights_and_no_more(served: Database) -> None:
     """SELECT, INSERT and UPDATE for the check, claims and ends; DELETE for whoever purges and deletes."""
+    record = replace(a_record(), status=Status.COMPLETED, expires_at=1)
     with _allowed(served, _ALL[:3]) as (store, _):
         store.verify()
-        record = replace(a_record(), status=Status.COMPLETED, expires_at=1)
         second = replace(record, revision=new_nonce())
         swaps = [(record, None), (a_rival(record), None), (second, record.revision)]
         assert [store.swap(*each) for each in swaps] == [record, record, second]
-        assert list(store.scan()) == [second]
         for ask in (partial(store.delete, record.key, second.revision), partial(store.purge, 1)):
             with pytest.raises(StoreMisconfigured, match="also DELETE"):
                 ask()
-    with _allowed(served, _ALL) as (store, _):
-        store.swap(record, None)
-        assert store.purge(1) == 1
     for missing in _ALL[:3]:  # before a worker starts, not at its first task
-        less, told = [each for each in _ALL[:3] if each != missing], "SELECT, INSERT and UPDATE"
-        with _allowed(served, less) as (store, _), pytest.raises(StoreMisconfigured, match=told):
+        less = [each for each in _ALL[:3] if each != missing]
+        with _allowed(served, less) as (store, _), pytest.raises(StoreMisconfigured, match="SELECT, INSERT and UPDATE"):
             store.verify()
 
 
@@ -283,49 +261,25 @@ def test_outbox_needs_the_documented_rights_and_no_more(served: Database) -> Non
             sending.enqueue(message, connection)
         engine.dispose()
         assert [each.message for each in ours.take(1, 1)] == [message]
-    with _allowed(served, [], *_ALL) as (relaying, ours), served.engine() as engine:
-        with engine.begin() as connection:
-            ours.enqueue(message, connection)
-        relaying.postpone(relaying.take(10, 1)[0], 0, "")
-        relaying.give_back(relaying.take(10, 1))
-        (taken,) = relaying.take(10, 1)
-        relaying.forget([taken.number])
-        assert (taken.message, relaying.waiting(1), relaying.take(10, 0)) == (message, [], [])
-    with (
-        _allowed(served, [], *_ALL[:3]) as (store, _),
-        pytest.raises(StoreMisconfigured, match="outbox takes all four"),
-    ):
+    missing = pytest.raises(StoreMisconfigured, match="outbox takes all four")
+    with _allowed(served, [], *_ALL[:3]) as (store, _), missing:
         store.forget([1])
 
 
 @pytest.mark.parametrize(
-    ("place", "driver", "wrong", "told"),
+    ("wrong", "told"),
     [
-        *(
-            ("postgresql", driver, wrong, told)
-            for driver in ("psycopg", "psycopg2", "pg8000")  # libpq gives no code for what is before it is connected
-            for wrong, told in (
-                ({"username": "nobody"}, "refuses this user"),
-                ({"database": "nothing"}, "database or schema does not exist"),
-                ({"query": {"tabel": "effects"}}, "option in the query.*tabel"),
-            )
-        ),
-        ("mysql", "pymysql", {"username": "clerk", "password": "very-secret"}, "refuses this user"),
-        ("mysql", "pymysql", {"database": "nothing"}, "database or schema does not exist"),
-        ("mysql", "pymysql", {"query": {"tabel": "effects"}}, "option in the query.*tabel"),
-        ("sqlite", "pysqlite", {"database": "/no/such/folder/x"}, "cannot be used as a database"),
+        ({"username": "clerk", "password": "very-secret"}, "refuses this user"),
+        ({"database": "nothing"}, "database or schema does not exist"),
+        ({"query": {"tabel": "effects"}}, "option in the query.*tabel"),
     ],
 )
-def test_wrong_url_is_nobodys_outage(
-    place: str, driver: str, wrong: dict[str, Any], told: str, request: pytest.FixtureRequest
-) -> None:
+def test_wrong_url_is_nobodys_outage(driven: Database, wrong: dict[str, Any], told: str) -> None:
     """It will not get better by waiting; the password itself is not shown."""
-    database: Database = request.getfixturevalue(place)
-    url = make_url(database.url).set(drivername=f"{make_url(database.url).get_backend_name()}+{driver}", **wrong)
-    with (
-        database.reopened("t", url=url.render_as_string(hide_password=False)) as store,
-        pytest.raises(StoreMisconfigured, match=told) as raised,
-    ):
+    if driven.dialect == "sqlite":
+        wrong, told = {"database": "/no/such/folder/x"}, "cannot be used as a database"
+    url = make_url(driven.url).set(**wrong).render_as_string(hide_password=False)
+    with driven.reopened("t", url=url) as store, pytest.raises(StoreMisconfigured, match=told) as raised:
         store.verify()
     assert "very-secret" not in "".join(traceback.format_exception(raised.value))
 
@@ -365,7 +319,7 @@ def test_server_that_only_reads_is_an_outage_for_tasks_and_an_error_at_start(ser
 
 
 def test_file_that_cannot_be_written_or_is_no_database_is_told(sqlite: Database, tmp_path: Path) -> None:
-    """SQLite's database is a file, and its folder; nothing is written over somebody's notes."""
+    """SQLite's database is a file; nothing is written over somebody's notes."""
     with sqlite.store() as provisioned:
         provisioned.close()
         url = f"sqlite:///file:{make_url(sqlite.url).database}?mode=ro&uri=true"
@@ -373,51 +327,43 @@ def test_file_that_cannot_be_written_or_is_no_database_is_told(sqlite: Database,
             assert list(store.scan()) == []
             with pytest.raises(StoreMisconfigured, match="permission"):
                 store.verify()
-    path, notes = tmp_path / "notes.txt", "not a database, but somebody's notes " * 100
-    path.write_text(notes)
-    none, told = Database(f"sqlite:///{path}"), "cannot be used as a database"
-    with none.reopened("t") as store, pytest.raises(StoreMisconfigured, match=told):
+    notes, text = tmp_path / "notes.txt", "not a database, but somebody's notes " * 100
+    notes.write_text(text)
+    with sqlite.reopened("t", url=f"sqlite:///{notes}") as store, pytest.raises(StoreMisconfigured, match="database"):
         store.provision()
-    assert path.read_text() == notes
+    assert notes.read_text() == text
 
 
 def _warnings_of(store: SQLStore) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", IdempotencyWarning)
         store.verify()
-    assert {each.category for each in caught} <= {IdempotencyWarning}
     return [str(each.message) for each in caught]
 
 
 def test_check_warns_where_a_server_may_forget_what_it_acknowledged(postgresql: Database, mysql: Database) -> None:
     """A crash would lose such commits; MySQL writes and flushes its log at every commit with 1 alone."""
-    with postgresql.store() as store:
-        url = f"{postgresql.url}?options=-c%20synchronous_commit=off"
+    url = f"{postgresql.url}?options=-c%20synchronous_commit=off"
+    with postgresql.store() as store, postgresql.reopened(store.table.name, url=url) as careless:
         assert _warnings_of(store) == []
-        with postgresql.reopened(store.table.name, url=url) as careless:
-            assert "synchronous_commit is off" in _warnings_of(careless)[0]
+        assert "synchronous_commit is off" in _warnings_of(careless)[0]
     for value in (0, 1, 2):
         with mysql.store() as store, _set(mysql, "innodb_flush_log_at_trx_commit", value):
-            told = [each.partition(";")[0].rpartition(": ")[2] for each in _warnings_of(store)]
-            assert told == ([] if value == 1 else [f"innodb_flush_log_at_trx_commit is {value}"])
+            assert ("innodb_flush_log_at_trx_commit" in str(_warnings_of(store))) is (value != 1)
 
 
 def test_session_is_set_up_as_documented(database: Database) -> None:
     """Isolation, timeouts, strictness and durability do not depend on the server's defaults."""
-    settings: dict[str, dict[str, str | int]] = {
-        "postgresql": {"SHOW transaction_isolation": "read committed", "SHOW statement_timeout": "2s"},
-        "mysql": {
-            "SELECT @@tx_isolation": "READ-COMMITTED",
-            "SELECT @@innodb_lock_wait_timeout": 2,
-            "SELECT @@lock_wait_timeout": 2,
-            "SELECT @@autocommit": 1,
-            "SELECT FIND_IN_SET('STRICT_ALL_TABLES', @@sql_mode) > 0": 1,
-        },
-        "sqlite": {"PRAGMA synchronous": 3, "PRAGMA journal_mode": "wal", "PRAGMA busy_timeout": 2000},
+    strict = "FIND_IN_SET('STRICT_ALL_TABLES', @@sql_mode) > 0"
+    mysql = f"SELECT @@tx_isolation, @@innodb_lock_wait_timeout, @@lock_wait_timeout, @@autocommit, {strict}"
+    settings: dict[str, dict[str, tuple[Any, ...]]] = {
+        "postgresql": {"SHOW transaction_isolation": ("read committed",), "SHOW statement_timeout": ("2s",)},
+        "mysql": {mysql: ("READ-COMMITTED", 2, 2, 1, 1)},
+        "sqlite": {"PRAGMA synchronous": (3,), "PRAGMA journal_mode": ("wal",), "PRAGMA busy_timeout": (2000,)},
     }
-    questions = settings[database.dialect]
     with database.store(timeout=2.0) as store, store._connected_by_sqlalchemy("test") as connection:
-        assert {each: connection.execute(text(each)).scalar_one() for each in questions} == questions
+        for question, answer in settings[database.dialect].items():
+            assert connection.execute(text(question)).one() == answer
 
 
 def test_mysql_that_begins_a_transaction_where_one_ends_is_told_not_to(mysql: Database) -> None:
@@ -428,24 +374,21 @@ def test_mysql_that_begins_a_transaction_where_one_ends_is_told_not_to(mysql: Da
         assert other.get(record.key) == record
 
 
-_MIB = 1024 * 1024
-
-
-@pytest.mark.parametrize("large", ['"' * 400_000, "é" * 400_000, b"\0" * 400_000, "x" * 2_000_000, b"x" * 2_000_000])
+@pytest.mark.parametrize("large", ['"' * 600_000, "é" * 600_000, b"\0" * 600_000, "x" * 2_000_000])
 def test_record_over_the_largest_packet_alone_is_refused(mysql: Database, large: str | bytes) -> None:
     """MySQL hangs up on a larger statement, which would look like an outage that never ends."""
-    with _set(mysql, "max_allowed_packet", _MIB), mysql.store() as store, mysql.engine() as engine:
+    with _set(mysql, "max_allowed_packet", 1024 * 1024), mysql.store() as store, mysql.engine() as engine:
         claimed = a_claim(store)
-        done = replace(claimed, revision=new_nonce(), status=Status.COMPLETED, result=large, content_type="x/y")
-        if len(large.encode() if isinstance(large, str) else large) * 2 < _MIB - 10_000:
-            assert store.swap(done, claimed.revision) == done
-            assert store.get(done.key) == done
-            return
+        fits = replace(
+            claimed, revision=new_nonce(), status=Status.COMPLETED, result=large[:200_000], content_type="x/y"
+        )
+        done = replace(fits, revision=new_nonce(), result=large)
+        assert store.swap(fits, claimed.revision) == fits == store.get(fits.key)
         with pytest.raises(RecordTooLarge, match="max_allowed_packet"):
-            store.swap(done, claimed.revision)
+            store.swap(done, fits.revision)
         with engine.connect() as connection, pytest.raises(RecordTooLarge):  # asked for there as well
-            store.swap_on(connection, done, claimed.revision)
-        assert store.get(claimed.key) == claimed
+            store.swap_on(connection, done, fits.revision)
+        assert store.get(claimed.key) == fits
 
 
 def test_value_over_a_limit_of_the_database_is_too_large(database: Database) -> None:
@@ -457,8 +400,7 @@ def test_value_over_a_limit_of_the_database_is_too_large(database: Database) -> 
             store, large = SQLStore(engine, table=provisioned.table.name), replace(a_record(), result="x" * 200_000)
         with pytest.raises(RecordTooLarge):
             store.swap(large, None)
-        record = a_claim(store)
-        assert list(store.scan()) == [record]
+        assert [a_claim(store)] == list(store.scan())
 
 
 def test_traceback_of_a_failure_shows_nothing_that_was_stored(database: Database) -> None:

@@ -2,7 +2,6 @@
 
 import os
 from importlib.metadata import EntryPoint
-from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,21 +9,23 @@ from typing import Any
 import pytest
 from celery.app import utils
 
-from celery_idempotent import Policy, PolicyError, StoreMisconfigured, StoreUnavailable, idempotent
+from celery_idempotent import Policy, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.operating.worker import check
 from celery_idempotent.stores import objects as objects_module
-from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import ObjectMissing, address_of, open_large_results
 from celery_idempotent.stores.objects.folder import FolderObjects
 from celery_idempotent.stores.objects.s3 import S3Objects
-from tests.support.deliveries import Shop, an_app
+from tests.support.deliveries import Shop
 from tests.support.objects import NO_ANSWER, REFUSED, MemoryObjects, large_results
+from tests.support.scene import raising
 
 LARGE = "x" * 200
-_SIZES = {"": 102_400, "?over=0": 0, "?over=1000": 1000, "?over=10B": 10, "?over=100KB": 102_400, "?over=1mb": 2**20}
 
 
-@pytest.mark.parametrize(("over", "size"), [*_SIZES.items(), ("?over=1%20MB", 2**20)])
+@pytest.mark.parametrize(
+    ("over", "size"),
+    [("", 102_400), ("?over=0", 0), ("?over=10B", 10), ("?over=100KB", 102_400), ("?over=1%20mb", 2**20)],
+)
 def test_over_is_a_size(over: str, size: int) -> None:
     """In bytes, or units of 1024."""
     assert open_large_results(f"s3://bucket/prefix{over}").over == size
@@ -33,7 +34,6 @@ def test_over_is_a_size(over: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("url", "place", "prefix"),
     [
-        ("s3://bucket", "s3://bucket", ""),
         ("s3://bucket/", "s3://bucket", ""),
         ("s3://bucket/a/b", "s3://bucket", "a/b/"),
         ("S3://bucket/a/", "s3://bucket", "a/"),
@@ -52,19 +52,12 @@ def test_path_is_how_names_begin(url: str, place: str, prefix: str) -> None:
     ("url", "remedy"),
     [
         ("results", "write s3://bucket/prefix"),
-        ("s3:bucket", "write s3://bucket/prefix"),
         ("s3://", "the bucket's name cannot be read"),
-        ("s3:///prefix", "the bucket's name cannot be read"),
         ("s3://user:pass@host:9000/bucket", "the bucket's name cannot be read"),
         ("s3://pass@bucket", "a key and its secret"),
-        ("s3://:pass@bucket", "a key and its secret"),
         ("s3://bucket?over=lots", "over='lots' is not a size"),
-        ("s3://bucket?over=", "over='' is not a size"),
-        ("s3://bucket?over=-1", "over='-1' is not a size"),
-        ("s3://bucket?over=1GB", "over='1GB' is not a size"),
         ("s3://bucket?ovr=1", "unknown option ovr; there are endpoint, over, region"),
         ("s3://bucket?endpoint=localhost:9000", "endpoint is a URL"),
-        ("file://results", "write file:///absolute/folder"),
         ("file:///", "write file:///absolute/folder"),
         ("file:///a?region=b", "unknown option region; there are over"),
         ("ftp://host/folder", "nothing has this scheme; known schemes: file, s3"),
@@ -119,8 +112,8 @@ def test_folder_keeps_what_it_is_given(tmp_path: Path) -> None:
     for _ in range(2):
         objects.put("shop/a/b", b"data")
     assert objects.get("shop/a/b") == (tmp_path / "shop/a/b").read_bytes() == b"data"
-    objects.delete("shop/a/b")
-    objects.delete("shop/a/b")
+    for _ in range(2):
+        objects.delete("shop/a/b")
     with pytest.raises(ObjectMissing, match="shop/a/b"):
         objects.get("shop/a/b")
 
@@ -158,28 +151,14 @@ def test_no_name_leads_out_of_a_folder(tmp_path: Path, name: str) -> None:
 
 def test_folder_that_stays_unusable_is_no_lost_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is not mounted, to which nothing is written either; a file in the way; a missing permission."""
-    away = FolderObjects(tmp_path / "mnt")
-    for ask in (lambda: away.get("a"), lambda: away.put("a", b""), lambda: away.delete("a")):
-        with pytest.raises(StoreMisconfigured, match="the folder is not there"):
-            ask()
+    away, here = FolderObjects(tmp_path / "mnt"), FolderObjects(tmp_path)
     (tmp_path / "a").mkdir()
-    with pytest.raises(StoreMisconfigured, match="directory"):
-        FolderObjects(tmp_path).get("a")
-
-    def forbidden(*arguments: Any, **options: Any) -> None:  # made here, as the superuser may do anything
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "mkdir", forbidden)
+    for ask in (lambda: away.get("a"), lambda: away.put("a", b""), lambda: away.delete("a"), lambda: here.get("a")):
+        with pytest.raises(StoreMisconfigured):
+            ask()
+    monkeypatch.setattr(Path, "mkdir", raising(PermissionError(13, "Permission denied")))  # the superuser may do all
     with pytest.raises(StoreMisconfigured, match="Permission denied"):
-        FolderObjects(tmp_path).put("a/b", b"")
-
-
-def test_reply_of_s3_is_closed_once_it_is_read() -> None:
-    """Or its connection would go back to no pool."""
-    body = BytesIO(b"data")
-    s3 = SimpleNamespace(get_object=lambda **asked: {"Body": body})
-    assert S3Objects("bucket", client=lambda: s3).get("a") == b"data"
-    assert body.closed
+        here.put("a/b", b"")
 
 
 @pytest.mark.parametrize(("endpoint", "style"), [("http://minio:9000", "path"), (None, None)])
@@ -210,26 +189,13 @@ def test_duplicates_get_what_is_in_the_folder(tmp_path: Path) -> None:
     assert len([each for each in tmp_path.rglob("*") if each.is_file()]) == 1
 
 
-@pytest.mark.parametrize("setting", ["s3://bucket?over=lots", 5])
-def test_what_cannot_be_used_is_refused_when_a_task_is_bound(setting: Any) -> None:
-    """The earliest moment there is."""
-    with pytest.raises(PolicyError, match="idempotency_large_results="):
-        _shop(setting)
-
-
 def test_what_cannot_be_opened_or_written_stops_a_worker() -> None:
-    """Whether a package registers a scheme is looked for when it is opened."""
+    """Whether a package registers a scheme is looked for when it is opened; a wrong URL fails where a task is bound."""
     for setting, told in (("ftp://host/folder", "nothing has this scheme"), (large_results(REFUSED), "AccessDenied")):
-        shop = _shop(setting)
         with pytest.raises((PolicyError, StoreMisconfigured), match=told):
-            check(shop.app, "celery.concurrency.solo")
-
-
-def test_worker_asks_whether_it_can_write() -> None:
-    """One object says so; and reports hide a setting whose URL can hold a secret."""
-    large = large_results()
-    check(_shop(large).app, "celery.concurrency.solo")
-    assert [*large.objects.objects] == ["celery-idempotent-check"]  # type: ignore[attr-defined]
+            check(_shop(setting).app, "celery.concurrency.solo")
+    with pytest.raises(PolicyError, match="idempotency_large_results="):
+        _shop("s3://bucket?over=lots")
     assert utils.HIDDEN_SETTINGS.search("IDEMPOTENCY_LARGE_RESULTS")
 
 
@@ -238,29 +204,9 @@ def test_replay_without_an_answer_is_postponed_and_a_publisher_without_one_sends
     large: Any = large_results()
     shop = _shop(large, publish="once")
     shop.deliver("o")
-    result = shop.charge.delay("o")
-    assert (shop.published(), result.get()) == ([], LARGE)
+    assert (shop.charge.delay("o").get(), shop.published()) == (LARGE, [])
 
     large.objects.always = NO_ANSWER
-    assert shop.deliver("o").state == "RETRY"
-    assert shop.runs == ["o"]
-    shop.published()
+    assert (shop.deliver("o").state, shop.runs, len(shop.published())) == ("RETRY", ["o"], 1)
     shop.charge.delay("o")
     assert len(shop.published()) == 1
-
-
-@pytest.mark.parametrize("has_app", [True, False])
-def test_function_keeps_its_large_results_as_its_app_does(has_app: bool) -> None:
-    """With a store alone they are in the record, whatever their size."""
-    calls: list[str] = []
-    large: Any = large_results() if has_app else None
-    place: dict[str, Any] = {"app": an_app(idempotency_large_results=large)} if large else {"store": MemoryStore()}
-
-    @idempotent(Policy("order_id"), **place)
-    def charge(order_id: str) -> str:
-        calls.append(order_id)
-        return LARGE
-
-    assert [charge("o") for _ in range(2)] == [LARGE] * 2
-    assert calls == ["o"]
-    assert large is None or len(large.objects.objects) == 1
