@@ -15,16 +15,11 @@ def _waited(policy: Policy, body: float, arrival: float, draws: random.Random) -
     """How often a duplicate asks until the body has ended, and how long after the end; the lease is renewed."""
     now, asked = arrival, 1
     while now < body:
-        now += _delay(policy, asked - 1, now, draws)
+        rest = policy.lease_ms - (now * 1000) % (policy.lease_ms / 3) + 1000  # a heartbeat comes every third of it
+        waits = {"running_for": round(now * 1000), "retry_after": round(rest), "draw": draws.random()}
+        now += policy.conflict_delay_ms(asked - 1, bounds=(), **waits) / 1000
         asked += 1
     return asked, now - body
-
-
-def _delay(policy: Policy, postponed: int, now: float, draws: random.Random) -> float:
-    # A heartbeat renews the lease every third of it.
-    rest = policy.lease_ms - (now * 1000) % (policy.lease_ms / 3) + 1000
-    drawn = draws.random()
-    return policy.conflict_delay_ms(postponed, round(now * 1000), round(rest), bounds=(), draw=drawn) / 1000
 
 
 @pytest.mark.parametrize("lease", [1, 60])

@@ -1,7 +1,6 @@
 """The tables of the protocol, row by row: decisions, transitions, settlements, endings, and what follows of a step."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from celery_idempotent.protocol import operation as op
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
+from celery_idempotent.protocol.operation import Ending
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import BLANK, Record, Status, bounded
 from celery_idempotent.protocol.steps import (
@@ -159,44 +159,29 @@ def test_abandoned_claim_is_taken_over_without_grace() -> None:
 
 SEEN, R = _record(steps=STEPS), "r"
 EXTENDED: dict[str, Any] = {"lease_until": NOW + LEASE}
+ENDED: dict[str, Any] = {"status": Status.COMPLETED, "steps": {}}
+KEPT = {"result": b"1", "content_type": "p", "expires_at": NOW // 1000 + 2}
 
 
 @pytest.mark.parametrize(
     ("new", "changes"),
     [
         (lambda: op.renewed(SEEN, NOW, LEASE, R), EXTENDED),
-        (
-            lambda: op.checkpointed(SEEN, NOW, LEASE, R, step="b", state={}),
-            {**EXTENDED, "steps": {**STEPS, "b": {}}},
-        ),
-        (
-            lambda: op.checkpointed(SEEN, NOW, LEASE, R, step="charge", state=None),
-            {**EXTENDED, "steps": {}},
-        ),
+        (lambda: op.checkpointed(SEEN, NOW, LEASE, R, step="b", state={}), {**EXTENDED, "steps": {**STEPS, "b": {}}}),
+        (lambda: op.checkpointed(SEEN, NOW, LEASE, R, step="charge", state=None), {**EXTENDED, "steps": {}}),
         (lambda: op.abandoned(SEEN, NOW, R), {"lease_until": 0}),
         (lambda: op.released(SEEN, NOW, R), {"lease_until": NOW, "status": Status.RELEASED}),
         (lambda: op.given_up(SEEN, NOW, R, "why"), {"status": Status.UNKNOWN, "error": "why"}),
-        (
-            lambda: op.ended(SEEN, Status.COMPLETED, NOW, 1_001, R, Encoded(b"1", "p")),
-            {
-                "status": Status.COMPLETED,
-                "result": b"1",
-                "content_type": "p",
-                "expires_at": NOW // 1000 + 2,
-                "steps": {},
-            },
-        ),
+        (lambda: op.ended(SEEN, Status.COMPLETED, NOW, 1_001, R, Encoded(b"1", "p")), {**ENDED, **KEPT}),
         (
             lambda: op.ended(SEEN, Status.FAILED, NOW, 1_000, R, None, "boom"),
-            {"status": Status.FAILED, "error": "boom", "expires_at": NOW // 1000 + 1, "steps": {}},
+            {**ENDED, "status": Status.FAILED, "error": "boom", "expires_at": NOW // 1000 + 1},
         ),
-        (  # what is retained for no time has stopped to count, whatever another machine's clock says
-            lambda: op.ended(SEEN, Status.COMPLETED, NOW, 0, R),
-            {"status": Status.COMPLETED, "expires_at": NOW // 1000 - 60, "steps": {}},
-        ),
+        # What is retained for no time has stopped to count, whatever another machine's clock says.
+        (lambda: op.ended(SEEN, Status.COMPLETED, NOW, 0, R), {**ENDED, "expires_at": NOW // 1000 - 60}),
     ],
 )
-def test_transition(new: Callable[[], Record], changes: dict[str, Any]) -> None:
+def test_transition(new: Any, changes: dict[str, Any]) -> None:
     """Every transition has a new revision, the time of its write, and changes nothing else than its own fields."""
     assert new() == replace(SEEN, **{"revision": R, "updated_at": NOW, **changes})
 
@@ -263,40 +248,35 @@ def _group(*errors: BaseException) -> BaseException:
 @pytest.mark.parametrize(
     ("error", "rerun", "refuse"),
     [
-        (KeyboardInterrupt(), op.Ending.RELEASE, op.Ending.GIVE_UP),
-        (SystemExit(1), op.Ending.RELEASE, op.Ending.GIVE_UP),
-        (ValueError(), op.Ending.RELEASE, op.Ending.FAIL),
-        (LookupError(), op.Ending.FAIL, op.Ending.FAIL),
-        (KeyError(), op.Ending.FAIL, op.Ending.FAIL),
-        (InterruptedError(), op.Ending.RELEASE, op.Ending.RELEASE),
-        (TimeoutError(), op.Ending.RELEASE, op.Ending.GIVE_UP),
-        (UnicodeError(), op.Ending.RELEASE, op.Ending.GIVE_UP),
+        (KeyboardInterrupt(), Ending.RELEASE, Ending.GIVE_UP),
+        (SystemExit(1), Ending.RELEASE, Ending.GIVE_UP),
+        (ValueError(), Ending.RELEASE, Ending.FAIL),
+        (LookupError(), Ending.FAIL, Ending.FAIL),
+        (KeyError(), Ending.FAIL, Ending.FAIL),
+        (InterruptedError(), Ending.RELEASE, Ending.RELEASE),
+        (TimeoutError(), Ending.RELEASE, Ending.GIVE_UP),
+        (UnicodeError(), Ending.RELEASE, Ending.GIVE_UP),
         # Of a group what an author states must hold for all members; for doubt one is enough.
-        (_group(InterruptedError()), op.Ending.RELEASE, op.Ending.RELEASE),
-        (_group(InterruptedError(), _group(InterruptedError())), op.Ending.RELEASE, op.Ending.RELEASE),
-        (_group(InterruptedError(), ValueError()), op.Ending.RELEASE, op.Ending.FAIL),
-        (_group(LookupError(), _group(KeyError())), op.Ending.FAIL, op.Ending.FAIL),
-        (_group(LookupError(), ValueError()), op.Ending.RELEASE, op.Ending.FAIL),
-        (_group(LookupError(), InterruptedError()), op.Ending.RELEASE, op.Ending.FAIL),
-        (_group(LookupError(), _group(TimeoutError())), op.Ending.RELEASE, op.Ending.GIVE_UP),
-        (_group(InterruptedError(), UnicodeError()), op.Ending.RELEASE, op.Ending.GIVE_UP),
-        (_group(ValueError(), SystemExit()), op.Ending.RELEASE, op.Ending.GIVE_UP),
-        (_Remembered("", [ValueError()]), op.Ending.FAIL, op.Ending.FAIL),
-        (_Remembered("", [TimeoutError()]), op.Ending.RELEASE, op.Ending.GIVE_UP),
+        (_group(InterruptedError(), _group(InterruptedError())), Ending.RELEASE, Ending.RELEASE),
+        (_group(InterruptedError(), ValueError()), Ending.RELEASE, Ending.FAIL),
+        (_group(LookupError(), _group(KeyError())), Ending.FAIL, Ending.FAIL),
+        (_group(LookupError(), ValueError()), Ending.RELEASE, Ending.FAIL),
+        (_group(LookupError(), InterruptedError()), Ending.RELEASE, Ending.FAIL),
+        (_group(LookupError(), _group(TimeoutError())), Ending.RELEASE, Ending.GIVE_UP),
+        (_group(InterruptedError(), UnicodeError()), Ending.RELEASE, Ending.GIVE_UP),
+        (_group(ValueError(), SystemExit()), Ending.RELEASE, Ending.GIVE_UP),
+        (_Remembered("", [ValueError()]), Ending.FAIL, Ending.FAIL),
+        (_Remembered("", [TimeoutError()]), Ending.RELEASE, Ending.GIVE_UP),
     ],
 )
-@pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
-def test_ending_of_a_body_that_raised(
-    error: BaseException, rerun: op.Ending, refuse: op.Ending, on_takeover: Any
-) -> None:
+def test_ending_of_a_body_that_raised(error: BaseException, rerun: op.Ending, refuse: op.Ending) -> None:
     """Under refuse nothing that may have begun is released; under rerun only declared outcomes are kept."""
-    remember, no_outcome = (LookupError, UnicodeError, _Remembered), (TimeoutError, UnicodeError)
-    policy = {"on_takeover": on_takeover, "remember": remember, "no_outcome": no_outcome}
-    found = op.ending(error, nothing_begun=(InterruptedError,), **policy)
-    assert found is (rerun if on_takeover == "rerun" else refuse)
+    given: Any = {"nothing_begun": (InterruptedError,), "no_outcome": (TimeoutError, UnicodeError)}
+    given["remember"] = (LookupError, UnicodeError, _Remembered)
+    assert [op.ending(error, on_takeover=each, **given) for each in ("rerun", "refuse")] == [rerun, refuse]
 
 
-BEGUN = Begun(at=1_000, attempt=2)
+BEGUN, NO_END = Begun(at=1_000, attempt=2), "step 'mail' began in attempt 2 and did not end"
 FINISHED = Finished(Encoded('"ch_1"', "application/json"))
 
 
@@ -308,14 +288,9 @@ FINISHED = Finished(Encoded('"ch_1"', "application/json"))
         (None, "refuse", None, Begin()),
         (None, "refuse", 500, Begin()),
         (BEGUN, "rerun", None, Call()),
-        (BEGUN, "refuse", None, Doubt("step 'mail' began in attempt 2 and did not end")),
+        (BEGUN, "refuse", None, Doubt(NO_END)),
         (BEGUN, "refuse", 1_001, Call()),
-        (
-            BEGUN,
-            "refuse",
-            1_000,
-            Doubt("step 'mail' began in attempt 2 and did not end, and its window of 1 s is over"),
-        ),
+        (BEGUN, "refuse", 1_000, Doubt(f"{NO_END}, and its window of 1 s is over")),
         (FINISHED, "rerun", None, Recall(FINISHED)),
         (FINISHED, "refuse", None, Recall(FINISHED)),
         (FINISHED, "refuse", 1, Recall(FINISHED)),
