@@ -16,13 +16,10 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, from_plain
 from celery_idempotent.protocol.store import (
     CommittingStore,
-    Outbox,
     OutboxMessage,
     Store,
-    TakenMessage,
     Transaction,
     TransactionalStore,
-    WaitingMessage,
 )
 from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.scenarios import WorkerDied
@@ -113,6 +110,16 @@ class _StagedTransaction:
         self._transaction.rollback()  # of a dead worker, the database itself does it
 
 
+def _handed_on(name: str) -> Any:
+    """A method of the outbox behind."""
+    return lambda self, *args: getattr(self.store, name)(*args)
+
+
+def _asked_for(name: str) -> Any:
+    """A method of the outbox behind, which is a point of the stage, such as ``give back``."""
+    return lambda self, *args: self._stage.ask(name.replace("_", " "), lambda: getattr(self.store, name)(*args))
+
+
 class StagedStore(StoreWrapper):
     """A store whose every write is a point of the stage, and whose clock is the stage's.
 
@@ -149,34 +156,8 @@ class StagedStore(StoreWrapper):
             raise
         return _StagedTransaction(begun[0], self._stage)
 
-    def enqueue(self, message: OutboxMessage, using: Any) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.enqueue`."""
-        self._outbox.enqueue(message, using)
-
-    def take(self, limit: int, hold: int) -> list[TakenMessage]:
-        """See :meth:`celery_idempotent.stores.Outbox.take`; the point ``take``."""
-        return self._stage.ask("take", lambda: self._outbox.take(limit, hold))
-
-    def forget(self, numbers: Sequence[int]) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.forget`; the point ``forget``."""
-        self._stage.ask("forget", lambda: self._outbox.forget(numbers))
-
-    def give_back(self, messages: Sequence[TakenMessage]) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.give_back`; the point ``give back``."""
-        self._stage.ask("give back", lambda: self._outbox.give_back(messages))
-
-    def postpone(self, message: TakenMessage, pause: int, reason: str) -> None:
-        """See :meth:`celery_idempotent.stores.Outbox.postpone`; the point ``postpone``."""
-        self._stage.ask("postpone", lambda: self._outbox.postpone(message, pause, reason))
-
-    def waiting(self, limit: int) -> list[WaitingMessage]:
-        """See :meth:`celery_idempotent.stores.Outbox.waiting`."""
-        return self._outbox.waiting(limit)
-
-    @property
-    def _outbox(self) -> Outbox:
-        assert isinstance(self.store, Outbox)
-        return self.store
+    enqueue, waiting = _handed_on("enqueue"), _handed_on("waiting")
+    take, forget, give_back, postpone = map(_asked_for, ("take", "forget", "give_back", "postpone"))
 
     def _point_of(self, new: Record) -> str:
         if new.status is not Status.IN_PROGRESS:

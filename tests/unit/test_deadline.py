@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import DeadlineExceeded, LeaseLost, OutcomeUnknown
+from celery_idempotent import DeadlineExceeded, LeaseLost
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.delivery import Conflict, Outcome
 from celery_idempotent.protocol.keys import Identity
@@ -145,16 +145,6 @@ def test_how_a_late_body_ends(scene: Scene, body: Any, policy: Any, answer: Any,
     assert (scene.status, scene.told) == (status, told)
     assert status is not Status.IN_PROGRESS or scene.record.lease_until == 0
     assert scene.record.error == ("DeadlineExceeded ended attempt 1" if status is Status.UNKNOWN else None)
-
-
-def test_endless_slowness_ends_unknown(scene: Scene) -> None:
-    """The attempt after a late one is a takeover, at once."""
-    answers = [
-        scene.answer(lambda: scene.perform(lambda handle: _late(scene, handle), max_takeovers=2, **LIMITED))
-        for _ in range(4)
-    ]
-    assert answers == [DeadlineExceeded] * 3 + [OutcomeUnknown]
-    assert (scene.record.attempts, scene.record.takeovers, scene.runs) == (3, 2, 3)
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])

@@ -81,8 +81,8 @@ def _held(store: FaultyStore, key: str = "k") -> bool:
     return record is not None and record.lease_until >= claimed.updated_at + 4 * LEASE
 
 
-def _is_asleep(beats: Heartbeat) -> bool:
-    return bool(beats._changed._waiters)  # type: ignore[attr-defined]
+def _asleep(beats: Heartbeat) -> None:
+    wait_until(lambda: beats._changed._waiters, "the coordinator sleeps")  # type: ignore[attr-defined]
 
 
 def test_two_threads_renew_all_that_outlive_a_third_of_their_leases(store: FaultyStore, beats: Heartbeat) -> None:
@@ -106,28 +106,23 @@ def test_two_threads_renew_all_that_outlive_a_third_of_their_leases(store: Fault
 def test_shorter_lease_that_comes_later_is_renewed_in_time(store: FaultyStore, beats: Heartbeat) -> None:
     """The thread that sleeps for a lease of years, and not for longer than the system can, is woken for a short one."""
     beats.start(_attempt(store, "ages", lease=1 << 53))
-    wait_until(lambda: _is_asleep(beats), "the coordinator would sleep for ages")
+    _asleep(beats)
     beats.start(_attempt(store, "short"))
     wait_until(lambda: _renewals(store, "short") > 1, "the short lease is renewed")
 
 
 def test_short_attempts_wake_nobody(store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would cost a switch of threads, which takes longer than all else that a short task pays for."""
-    looks, wait = Counter[str](), beats._changed.wait
-
-    def counted(seconds: float) -> bool:
-        looks["made"] += 1
-        return wait(seconds)
-
-    monkeypatch.setattr(beats._changed, "wait", counted)
+    looks, wait = list[float](), beats._changed.wait
+    monkeypatch.setattr(beats._changed, "wait", lambda seconds: (looks.append(seconds), wait(seconds))[1])
     attempt = _attempt(store, lease=600_000)
     for _ in range(20):
         beats.start(attempt)
         beats.stop(attempt)
         with beats._lock:  # whoever was woken has the next turn
             beats._changed.notify(0)
-        wait_until(lambda: _is_asleep(beats), "the coordinator sleeps")
-    assert looks["made"] <= 3
+        _asleep(beats)
+    assert len(looks) <= 3
 
 
 def test_attempt_whose_start_is_struck_costs_the_next_no_renewal(store: FaultyStore, beats: Heartbeat) -> None:
@@ -135,7 +130,7 @@ def test_attempt_whose_start_is_struck_costs_the_next_no_renewal(store: FaultySt
     brief = _attempt(store, "brief", lease=LONG)
     beats.start(brief)
     beats.stop(brief)
-    wait_until(lambda: _is_asleep(beats), "the coordinator sleeps")
+    _asleep(beats)
     ring = beats._changed.notify
 
     def struck(n: int = 1) -> None:
@@ -153,14 +148,9 @@ def test_attempt_whose_start_is_struck_costs_the_next_no_renewal(store: FaultySt
 
 def test_a_renewal_waits_for_no_other(store: FaultyStore, beats: Heartbeat) -> None:
     """64 renewals are under way together: none is answered before the last one has been asked for."""
-    together, renewed = threading.Barrier(64), set()
-
-    def wait_for_all(record: Record) -> None:
-        together.wait(30)
-        renewed.add(record.key)
-
+    together, renewed = threading.Barrier(64), set[str]()
     attempts = [_attempt(store, f"k{number}", lease=3_000) for number in range(64)]
-    store.before_swap = wait_for_all
+    store.before_swap = lambda record: (together.wait(30), renewed.add(record.key))[0]  # type: ignore[func-returns-value, return-value]
     for attempt in attempts:
         beats.start(attempt)
     wait_until(lambda: len(renewed) == 64, "all were asked for")
@@ -327,7 +317,7 @@ def test_a_thread_that_dies_before_its_first_step_is_an_outage(
 
 
 def test_a_renewal_that_a_slow_thread_has_taken_is_not_left_to_the_reserve(
-    store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """A thread that was started earlier begins just when no other can be started: nothing is delayed."""
     beats.start(_attempt(store))
@@ -369,7 +359,7 @@ def test_a_clock_that_leaps_is_noticed_by_the_next_attempt(store: FaultyStore) -
     clock = _Clock()
     beats = Heartbeat(clock)
     beats.start(_attempt(store, lease=LONG))
-    wait_until(lambda: _is_asleep(beats), "the coordinator sleeps for long")
+    _asleep(beats)
     clock.ahead = 3_600.0
     beats.start(_attempt(store, "next", lease=LONG))
     wait_until(lambda: _renewals(store), "it is renewed", timeout=20)  # nobody is to look again for a minute
@@ -381,7 +371,8 @@ def test_renewal_that_takes_a_while_is_followed_by_the_next(store: FaultyStore, 
     attempt = _attempt(store)
 
     def take_a_while(record: Record) -> None:
-        wait_until(lambda: beats._sleeps_until == math.inf and _is_asleep(beats), "the coordinator sleeps")
+        wait_until(lambda: beats._sleeps_until == math.inf, "it sleeps without an end")
+        _asleep(beats)
 
     store.before_swap = take_a_while
     beats.start(attempt)
