@@ -171,7 +171,7 @@ def test_a_fork_waits_for_publishing_and_not_for_a_poll(
         ({"order_id": None}, {"key": By.POLICY}, "KeyMissing"),
         ({"order_id": "o-1"}, {"key": "message.order_id", "arguments": lambda each: 1 // 0}, "ZeroDivisionError"),
         ({"order_id": "o-1"}, {"when": lambda each: "cents" in each.message}, "no route"),
-        ({"order_id": "o-1"}, {"options": {"serializer": "none such"}}, "none such"),
+        ({"order_id": "o-1"}, {"options": {"countdown": "soon"}}, "TypeError"),
     ],
 )
 def test_notification_of_which_no_call_can_be_made_stays(
@@ -189,18 +189,14 @@ def test_notification_of_which_no_call_can_be_made_stays(
     assert "deliveries=1" in line.getMessage()
 
 
-@pytest.mark.parametrize("tasks", [["secret"], ["charge", "secret"]])
-def test_reason_keeps_the_secrets_of_a_task(
-    consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture, tasks: list[str]
-) -> None:
+def test_reason_keeps_the_secrets_of_a_task(consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     """Only the type of the error, as its text can quote a message; of several tasks nobody knows whose it was."""
-    queue.put(a_notification({"order_id": "o-1"}))
-    broken: Any = lambda each: {}[each.text]  # noqa: E731
+    queue.put_orders(1)
 
-    consumer(*tasks, when=broken).look()
+    consumer("charge", "secret", when=lambda each: {}[each.text]).look()
 
     assert "reason=KeyError" in caplog.text
-    assert "o-1" not in caplog.text
+    assert "o-0" not in caplog.text
 
 
 def test_notification_that_is_not_deleted_is_told(
@@ -285,17 +281,12 @@ def test_batch_is_given_back_when_the_broker_goes(
     assert len(queue.asked) == 2
 
 
-def test_message_that_a_broker_refuses_stays_alone(
-    consumer: Consumer, queue: Queue, publishing: Publishing, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_message_that_a_broker_refuses_stays_alone(consumer: Consumer, queue: Queue, publishing: Publishing) -> None:
     """The broker is there, so it was this message's fault."""
     queue.put_orders(2)
     publishing(lambda options: options["kwargs"]["order_id"] == "o-0" and away())
-
     consumer().look()
-
     assert queue.done == (["m-1"], [])
-    assert "connection refused" in caplog.text
 
 
 def test_batch_ends_with_its_visibility(

@@ -169,7 +169,6 @@ def test_each_delivery_of_a_notification_has_one_task_id() -> None:
         ("key", "order_id", "'order_id'; the signature is .*message, attributes, subject"),
         ("key", ("topic", "order_id"), "'order_id'"),
         ("key", None, "key=None"),
-        ("key", lambda: "k", "key=.*notification"),
         ("when", "subject", "when='subject'"),
         ("options", {"task_id": "t"}, "options='task_id'"),
     ],
