@@ -281,15 +281,6 @@ def test_each_item_is_an_operation(shop: Shop, canvas: Callable[[Any, list[str]]
     assert shop.runs == ["o-1", "o-2"]
 
 
-def test_item_of_a_map_within_an_item_is_an_operation_of_its_own(shop: Shop) -> None:
-    """It is no recursion of the item around it."""
-    books = shop.task(
-        body=lambda order_id: bool(shop.charge.map([order_id, order_id]).apply(throw=True)) and None, name="books"
-    )
-    books.map(["o-1", "o-2"]).apply(throw=True)
-    assert shop.runs == ["o-1", "o-2"]
-
-
 def test_item_in_flight_postpones_its_list_as_it_came() -> None:
     """The items that are done are replayed when it comes again, whatever bodies did to them; ``skip`` is not for it."""
     shop, ended = Shop(), list[Ended]()
@@ -310,16 +301,6 @@ def test_item_in_flight_postpones_its_list_as_it_came() -> None:
     assert (ended[0].state, type(ended[0].value.exc)) == ("RETRY", InFlight)
     assert shop.redeliver()[0].value == ["o-1", "o-2"]
     assert shop.runs == ["o-2", "o-1"]
-
-
-@pytest.mark.parametrize(("mode", "numbers"), [("observe", [1, 0]), ("off", [0, 0])])
-def test_item_under_other_modes(mode: Any, numbers: list[int]) -> None:
-    """Observed items run each time; items of a policy that is off are function calls."""
-    shop, seen = Shop(Policy(mode=mode)), []
-    shop.does = lambda *_: seen.append(current_attempt().number)
-    for _ in range(2):
-        deliver(shop.app.tasks["celery.map"], shop.charge.s(), ["o-1"])
-    assert seen == numbers
 
 
 def test_item_without_a_key_and_key_for_a_whole_list_run_nothing() -> None:

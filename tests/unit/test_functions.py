@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from celery_idempotent import (
-    AtMostOnce,
     InFlight,
     KeyMissing,
     KeyReused,
-    LeaseLost,
     Policy,
     PolicyError,
     StoreUnavailable,
@@ -103,17 +101,6 @@ def test_call_that_cannot_be_protected_runs_nothing_and_is_told(shop: Shop) -> N
     assert charge("o-1") == "charged 1"
 
 
-def test_body_that_was_taken_over_reports_nothing_as_done(shop: Shop) -> None:
-    """Another call owns the key by then, and has no outcome yet."""
-
-    def body() -> None:
-        shop.clock.advance(120_000)
-        shop.change(owner="another", fencing_token=shop.record.fencing_token + 1)
-
-    with pytest.raises(LeaseLost):
-        shop.function(body=body)("o-1")
-
-
 def test_unfinished_result_is_refused(shop: Shop) -> None:
     """Nobody would ever run it."""
     for number, unfinished in enumerate((lambda: (each for each in [1]), lambda: asyncio.sleep(0))):
@@ -135,12 +122,6 @@ def _die_in_the_body(shop: Shop, policy: Policy) -> None:
     with pytest.raises(Killed):
         shop.function(policy, die)("o-1")
     shop.store.away = {}
-
-
-def test_store_without_an_app_keeps_what_the_policy_says(shop: Shop) -> None:
-    """Its own options count here, too."""
-    private = shop.function(Policy("order", private=True))
-    assert (private("o-1"), private("o-1")) == ("charged 1", None)
 
 
 def test_recursion_is_a_function_call() -> None:
@@ -209,23 +190,6 @@ def test_observed_function_runs_each_time_and_tells(
     assert ("KeyMissing(" in line) is not private
 
 
-@pytest.mark.parametrize(("mode", "asked"), [("off", 0), ("observe", 2)])
-def test_unprotected_body_has_the_key_of_its_call(mode: Any, asked: int) -> None:
-    """Whatever that does to its arguments; switched off, no store is asked."""
-    shop = Shop()
-    shop.store.faults.extend(["request lost"] * 2)  # under which observing runs without a claim
-
-    @idempotent(Policy("order.id", mode=mode), store=shop.store)
-    def charge(order: dict[str, str]) -> list[str]:
-        before = current_attempt().key
-        order["id"] = "changed"
-        return [before, current_attempt().key]
-
-    expected = charge.idempotency_key_for({"id": "o-1"})  # type: ignore[attr-defined]
-    assert charge({"id": "o-1"}) == [expected] * 2
-    assert len(shop.store.asked) == asked
-
-
 def test_call_in_flight_raises_at_once_or_after_a_wait(shop: Shop) -> None:
     """Both tell how long it can take; one that waits gets the result if the body ends in time."""
     begun, go_on, policy = threading.Event(), threading.Event(), Policy("order", backoff=0.01)
@@ -261,16 +225,6 @@ def test_wait_asks_ever_more_seldom_and_ends_when_it_is_over(monkeypatch: pytest
     with pytest.raises(InFlight):
         shop.function(Policy("order", backoff=1), wait=3)("o-1")
     assert pauses == [1.0, 1.5, 0.5]
-
-
-def test_store_that_is_down_is_asked_by_one_call_at_a_time(shop: Shop) -> None:
-    """Functions of one store share its circuit breaker."""
-    both = shop.function(name="charge"), shop.function(name="refund")
-    shop.store.away["swap"] = StoreUnavailable("s", "swap", "away")
-    for number in range(100):
-        with pytest.raises(StoreUnavailable):
-            both[number % 2](f"o-{number}")
-    assert len(shop.store.asked) < 100
 
 
 def test_record_names_trace_and_process_of_its_caller(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,13 +264,6 @@ def test_current_app_counts_when_the_function_is_called(monkeypatch: pytest.Monk
 
     assert placed.runs == [1, 2]
     assert {record.task for record in placed.memory.scan()} == {"charge"}
-
-
-def test_functions_of_one_url_share_a_store() -> None:
-    """It is opened once in a process, at the first call."""
-    first: Any = idempotent(ORDER, store="memory://shared", name="charge")(lambda order: "by the first")
-    second: Any = idempotent(ORDER, store="memory://shared", name="charge")(lambda order: "by the second")
-    assert (first("o-1"), second("o-1")) == ("by the first", "by the first")
 
 
 class Account:
@@ -385,10 +332,3 @@ def test_script_is_named_as_others_import_it(monkeypatch: pytest.MonkeyPatch, ma
     charge.__module__, charge.__qualname__ = "__main__", "charge"
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert idempotent(ORDER, store="memory://")(charge).name == f"{name}.charge"  # type: ignore[attr-defined]
-
-
-def test_guarantee_speaks_of_the_function(shop: Shop) -> None:
-    """As a task's does."""
-    policy = Policy("order", effects={"text": AtMostOnce()})
-    charge = shop.function(policy)
-    assert charge.guarantee() == policy.guarantee(charge.name)

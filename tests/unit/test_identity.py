@@ -10,7 +10,7 @@ from celery.signals import before_task_publish, task_prerun
 from celery.utils.imports import symbol_by_name
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import IdempotentTask, KeyMissing, Policy, current_attempt
+from celery_idempotent import IdempotentTask, Policy, current_attempt
 from celery_idempotent.integration.headers import DELIVERIES_HEADER, IDENTITY_HEADER, KEY_HEADER, OUTAGES_HEADER
 from celery_idempotent.protocol.record import Record, Status
 from tests.support.deliveries import Ended, Shop, redeliver, settle
@@ -202,15 +202,6 @@ def test_function_as_the_key_sees_the_request_that_it_is_for(shop: Shop) -> None
     assert ([each.value for each in ended], len(_keys(shop))) == (["a", "b", "a"], 2)
 
 
-def test_request_without_a_task_id_is_a_delivery(shop: Shop) -> None:
-    """Tests of tasks push such a request, to act as a worker does."""
-    shop.does = lambda *_: shop.charge.request.retries
-    shop.charge.push_request(args=("o-1",), kwargs={}, called_directly=False, retries=2)
-    assert shop.charge("o-1") == 2
-    shop.charge.pop_request()
-    assert shop.deliver("o-1").value == 2
-
-
 def test_lost_lease_is_postponed_with_the_arguments_as_they_came(shop: Shop) -> None:
     """The body has changed them, and what is postponed is the message."""
 
@@ -264,32 +255,6 @@ def test_unprotected_body_has_the_identity_of_its_call(shop: Shop) -> None:
     assert (len(keys), len(set(keys)), _keys(shop)) == (3, 1, {shop.charge.idempotency_key_for(ORDER)})
 
 
-def test_call_without_an_identity_is_a_function_call_all_the_same() -> None:
-    """Only who asks for its key is told."""
-    shop = Shop(Policy("order_id"))
-    assert shop.charge(None) == "charged 1"
-    shop.does = lambda *_: current_attempt().key
-    with pytest.raises(KeyMissing):
-        shop.charge(None)
-
-
-def test_argument_that_cannot_be_copied_is_published_as_it_is(shop: Shop) -> None:
-    """A serialiser of the user's can make such things."""
-
-    class Local:
-        def __reduce__(self) -> Any:
-            raise TypeError("no copy of me")
-
-        def __json__(self) -> str:
-            return "o-1"
-
-    shop.charge = shop.task(Policy(key=lambda order_id, cents: "k", fingerprint=None), name="t")
-    shop.store.faults.extend(["request lost"] * 2)
-    shop.deliver(Local())
-    (message,) = shop.published()
-    assert message.payload[0] == ["o-1"]
-
-
 @pytest.mark.parametrize("how", ["a key of its own", "replaced"])
 def test_retry_with_a_key_of_its_own_and_replaced_task_are_other_operations(shop: Shop, how: str) -> None:
     """Who gives a key means that key; a task that replaces another has its task id, and an identity of its own."""
@@ -308,21 +273,6 @@ def test_retry_with_a_key_of_its_own_and_replaced_task_are_other_operations(shop
     assert statuses.pop(shop.charge.idempotency_key_for("o-1")) is Status.RELEASED
     assert [*statuses.values()] == [Status.COMPLETED]
     assert (shop.charge.idempotency_key_for("another") in statuses) is (how == "replaced")
-
-
-def test_delivery_without_an_identity_can_be_published_again() -> None:
-    """By its author, who may know what to add; it carries nothing."""
-    shop = Shop()
-
-    class Again(IdempotentTask):
-        def on_failure(self, *args: Any) -> None:
-            self.signature_from_request(args=("o-1",)).apply_async()
-
-    shop.charge = shop.task(Policy("order_id"), name="t", base=Again)
-    assert shop.deliver(None).state == "FAILURE"
-    (message,) = shop.published()
-    assert IDENTITY_HEADER not in message.headers
-    assert redeliver(shop.app, message).value == "charged 1"
 
 
 def test_forwarded_headers_give_no_identity_away(shop: Shop) -> None:

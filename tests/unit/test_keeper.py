@@ -20,7 +20,6 @@ from celery_idempotent.integration.broker.holding import (
     HeldMessages,
     Keeper,
     due,
-    held,
     pause,
     pause_after,
 )
@@ -149,13 +148,6 @@ def test_a_message_is_extended_every_third_of_its_timeout_until_it_is_acknowledg
     assert len(place.extender.extended) == 4
 
 
-def test_more_messages_than_a_request_takes_are_extended_in_several() -> None:
-    """Ten in each."""
-    place = Place(*map(str, range(23)))
-    place.look()
-    assert [len(each) for each in place.extender.extended] == [10, 10, 3]
-
-
 def test_a_request_that_celery_forgot_is_not_held() -> None:
     """Nobody will ever acknowledge its message: only another delivery can bring it to its end."""
     place = Place("a")
@@ -282,13 +274,6 @@ def test_a_broker_that_fails_raises_nothing_and_is_told_of_once(caplog: pytest.L
     assert line == r'hold_failed queue=orders messages=1 visibility_timeout=unknown reason="OSError: no\\nroute"'
 
 
-def test_a_timeout_of_nothing_does_not_make_a_busy_loop() -> None:
-    """A queue can be set to 0 seconds."""
-    place = Place("a")
-    place.extender.timeout = 0
-    assert place.look() == pause([1])
-
-
 @pytest.mark.parametrize(
     ("longest", "after", "allowed"),
     [
@@ -393,21 +378,6 @@ def test_keeper_holds_what_celery_receives_until_it_is_shut_down(app: Celery, st
     assert not step._thread.is_alive()
     assert [{tag for _, scores, _ in each.added for tag in scores} for each in (first, second)] == [{"a"}, {"b"}]
     assert list(step._held.messages) == ["b"]
-
-
-def test_keeper_counts_what_the_workers_of_the_process_hold(app: Celery, steps: dict[Any, Keeper]) -> None:
-    """For gauges; None is no count, as where nothing is held, or the worker is gone."""
-    counts = [held()]
-    requests = [FakeRequest(app.tasks["shop.charge"], tag) for tag in "ab"]
-    for each in requests:
-        consumer = a_consumer(app)
-        started(steps, consumer)
-        task_received.send(sender=consumer, request=each)
-        counts.append(held())
-    for consumer, step in steps.items():
-        step.shutdown(consumer)
-        counts.append(held())
-    assert counts == [None, 1, 2, 1, None]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 import re
 from collections import OrderedDict, UserDict
 from collections.abc import Callable
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
@@ -210,28 +209,21 @@ class Tags(pydantic.BaseModel):
         ({"a": 1, "b": 2}, OrderedDict([("b", 2), ("a", 1)])),
         ({"a": 1}, UserDict({"a": 1})),
         ({1, 2, 3}, frozenset([3, 2, 1])),
-        (0.0, -0.0),
-        (Decimal("1.0"), Decimal("1.000")),
-        (Decimal("100"), Decimal("1E2")),
-        (Decimal("0"), Decimal("-0.0")),
-        (b"ab", bytearray(b"ab")),
-        (b"ab", memoryview(b"ab")),
-        (Color.RED, "red"),
-        (Level.HIGH, 3),
-        (Kind.CARD, "card"),
+        (
+            [0.0, Decimal("1.0"), Decimal("100"), Decimal("0")],
+            [-0.0, Decimal("1.000"), Decimal("1E2"), Decimal("-0.0")],
+        ),
+        ([b"ab", b"ab"], [bytearray(b"ab"), memoryview(b"ab")]),
+        ([Color.RED, Level.HIGH, Kind.CARD], ["red", 3, "card"]),
         (Money(5), {"currency": "EUR", "cents": 5}),
         (Order(id=7), {"id": 7, "note": None}),
         (Orders([Order(id=7)]), [{"id": 7, "note": None}]),
         (Tags(tags={0, 8}), Tags(tags={8, 0})),
         (datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, 13, tzinfo=HOUR_EAST)),
         (datetime(2026, 1, 1, tzinfo=Nowhere()), datetime(2026, 1, 1)),
-        (Masked("4111"), "4111"),
-        (Rounded(1.5), 1.5),
-        (Numbered(7), 7),
-        ({Masked("a"): [Masked("b")]}, {"a": ["b"]}),
+        ({Masked("a"): [Masked("b"), Rounded(1.5), Numbered(7)]}, {"a": ["b", 1.5, 7]}),
         (Bag(what=Masked("4111")), {"what": "4111"}),
-        (float("nan"), float("nan")),
-        (Decimal("sNaN"), Decimal("sNaN")),
+        ([float("nan"), Decimal("sNaN")], [float("nan"), Decimal("sNaN")]),
     ],
 )
 def test_equal_values_have_one_form(one: Any, other: Any) -> None:
@@ -258,15 +250,8 @@ KINDS: dict[Any, Any] = {
     Decimal: _finite,
     Order: _orders,
     datetime: _zoned,
-    date: ...,
-    time: ...,
-    timedelta: ...,
-    UUID: ...,
-    Color: ...,
-    IPv4Address: ...,
-    int | str: ...,
+    **dict.fromkeys((date, time, timedelta, UUID, Color, IPv4Address, int | str, tuple[int, str]), ...),
     list[Order]: st.lists(_orders),
-    tuple[int, str]: ...,
     dict[int, Decimal]: st.dictionaries(st.integers(), _finite),
     Any: _orders | st.lists(st.text()) | st.dictionaries(st.text(), _orders),
     Money: st.builds(Money, st.integers()),
@@ -379,7 +364,6 @@ BEFORE_TIME = datetime.min.replace(tzinfo=HOUR_EAST)
         (Formless(), "value", FORMLESS),
         (Money, "value", "builtins.type"),
         ({"lines": [1, {"what": Formless()}]}, "value.lines[1].what", FORMLESS),
-        ((1, Formless()), "value[1]", FORMLESS),
         ({Formless(): 1}, "key of value", FORMLESS),
         ({1, Formless()}, "value{}", FORMLESS),
         (Holder.BAD, "value", FORMLESS),
@@ -411,11 +395,6 @@ def test_argument_without_a_form_is_the_option_at_fault() -> None:
     assert raised.value.remedy.startswith("orders.charge: ")
 
 
-def test_deep_values_have_a_form_as_long_as_they_can_be_read() -> None:
-    """No depth that a message could have is refused."""
-    assert canonical(_nested(100)) == f"{'l1[' * 100}i1{']' * 100}"
-
-
 def test_what_makes_another_key_and_what_another_fingerprint() -> None:
     """The selected argument makes the key, the others the fingerprint; explicit keys and occurrences have their own."""
     base = _identity("order_id", 7)
@@ -428,9 +407,7 @@ def test_what_makes_another_key_and_what_another_fingerprint() -> None:
     assert _identity("order_id", 7, fingerprint="cents").fingerprint != base.fingerprint == explicit.fingerprint
     assert _identity("order_id", 7, fingerprint=None).fingerprint is None
     assert explicit.key == _identity("order_id", 8, explicit="card").key != _identity("order_id", 7, explicit="x").key
-    assert explicit == _identity("order_id", 7, explicit=Masked("card")), (
-        "a text counts as what travels, not as what it prints"
-    )
+    assert explicit == _identity("order_id", 7, explicit=Masked("card"))  # what travels, not what it prints
     assert (len({each.key for each in ticks}), len({each.fingerprint for each in ticks})) == (4, 1)
 
 
@@ -451,17 +428,13 @@ FULL = {"id": 7, "note": None, "lines": ["a", None]}
 @pytest.mark.parametrize(
     ("spec", "order", "expected"),
     [
-        ("order", 0, 0),
-        ("order", "", ""),
-        ("order", False, False),
-        ("order", [], []),
+        *(("order", falsy, falsy) for falsy in (0, "", False, [])),
         ("order.id", {"id": 7}, 7),
         ("order.id", UserDict({"id": 7}), 7),
         ("order.lines", {"lines": []}, []),
         ("order.ship-to.aws:arn", {"ship-to": {"aws:arn": "a"}}, "a"),
         ("order.1", {"1": "a", 1: "b"}, "a"),
         ("order.id", Order(id=7), 7),
-        ("order.cents", Money(7), 7),
         ("order.total", Money([3, 4]), 7),
         ("order.city", Place("A"), "A"),
         ("order.all", Totals({"all": 7}), 7),
@@ -489,12 +462,8 @@ def test_selects(spec: Spec, order: Any, expected: Any) -> None:
     ("spec", "order", "named"),
     [
         ("order", None, "key='order'"),
-        ("order.id", {}, "key='order.id'"),
-        ("order.id", {"id": None}, "key='order.id'"),
+        *(("order.id", order, "key='order.id'") for order in ({}, {"id": None}, "text", 7, object())),
         ("order.id", None, "'order' of key='order.id'"),
-        ("order.id", "text", "key='order.id'"),
-        ("order.id", 7, "key='order.id'"),
-        ("order.id", object(), "key='order.id'"),
         ("order.1", {1: "a"}, "key='order.1'"),
         ("order.a.b", {"a.b": 7}, "'order.a' of key='order.a.b'"),
         ("order.shop.tenant.id", {"shop": {"tenant": None}}, "'order.shop.tenant' of key='order.shop.tenant.id'"),
@@ -612,17 +581,12 @@ def _of_many(order_id: Any, *rest: Any, cents: int = 1, **more: Any) -> None: ..
 @pytest.mark.parametrize(
     ("spec", "body", "refused"),
     [
-        ("order_id", _charge, ""),
-        ("order_id.x", _charge, ""),  # what lies within the arguments cannot be judged before the call
-        (WHOLE_CALL, _charge, ""),
-        (("cents", "order_id"), _charge, ""),
+        # What lies within the arguments cannot be judged before the call.
+        *((spec, _charge, "") for spec in ("order_id", "order_id.x", WHOLE_CALL, ("cents", "order_id"))),
         ("order", _charge, "there is no argument 'order'; the signature is (order_id"),
         ("orderid.x", _charge, "there is no argument 'orderid'"),
         (("order_id", "tenant"), _charge, "there is no argument 'tenant'"),
-        ("self", _charge, "there is no argument 'self'"),
-        ("0", _charge, "there is no argument '0'"),
-        ("rest", _of_many, ""),
-        ("more.tenant", _of_many, ""),
+        *((spec, _of_many, "") for spec in ("rest", "more.tenant")),
         ("tenant", _of_many, "write 'more.tenant'"),
         (lambda order_id, *rest, cents, **more: order_id, _of_many, ""),
         (lambda *args, **kwargs: args, _of_many, ""),
@@ -639,43 +603,6 @@ def test_selector_is_checked_when_the_task_is_bound(spec: Spec, body: Any, refus
     with pytest.raises(PolicyError) as raised:
         selector.check(inspect.signature(body))
     assert refused in raised.value.remedy
-
-
-def test_arguments_without_names_of_their_own_are_selected() -> None:
-    """Those that ``*`` and ``**`` gather, by its name."""
-    bound = CallSignature(inspect.signature(_of_many)).bind(("a", "b"), {"tenant": 7})
-    assert Selector("key", ("rest", "more.tenant")).canonical(bound, "t") == canonical([["b"], 7])
-
-
-_ODD: list[Any] = [
-    *(_nested(3_000), _cycle(), Broken(), Bag(what=Formless()), Holder.BAD, Number.ONE, Masked("x"), 10**5000),
-    *(object(), _card(), {1: 2, "1": 3}, {Number.ONE: 1, 1: 2}, {(1, 2): 3, None: 1}, "\ud800", BEFORE_TIME),
-    *(frozenset({1, None}), UserDict({"id": None})),
-]
-_any_values = st.recursive(
-    _scalars | st.floats() | st.decimals() | _orders | st.integers(0, len(_ODD) - 1).map(lambda index: _ODD[index]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["id", "a", 1, None]), inner, max_size=3)
-        | st.tuples(inner, inner)
-    ),
-    max_leaves=6,
-)
-_SPECS: list[Spec] = [
-    *(WHOLE_CALL, "order", "order.id", "order.id.a", "order.value", "order.1", "order.total", ("order", "order.id")),
-    *(lambda order: (order, order), lambda order: {"id": order["id"]}, lambda order: list(order)),
-]
-
-
-@given(_any_values, st.sampled_from(_SPECS), st.booleans())
-def test_any_value_has_a_key_or_a_clear_error(order: Any, spec: Spec, nulls: bool) -> None:
-    """Whatever a call holds and a policy selects: always the same key, or an error of ours, and no other."""
-    bound = inspect.signature(lambda order: None).bind(order)
-    fingerprint = Selector("fingerprint", spec, nulls=True) if nulls else None
-
-    with suppress(KeyMissing, PolicyError):
-        found = [identify("s", bound, task="t", key=Selector("key", spec), fingerprint=fingerprint) for _ in range(2)]
-        assert found[0] == found[1]
 
 
 def _call_of_names(a: Any, b: Any, c: Any = 3, d: Any = 4) -> None: ...

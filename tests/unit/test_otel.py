@@ -19,7 +19,7 @@ from celery_idempotent.integration import events
 from celery_idempotent.integration.broker import holding
 from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.messages.outbox import MOST, Backlog, backlog
-from celery_idempotent.protocol.record import damaged, marked
+from celery_idempotent.protocol.record import damaged
 from celery_idempotent.protocol.store import WaitingMessage
 from celery_idempotent.stores import readable
 from tests.support.deliveries import Shop
@@ -185,13 +185,6 @@ def test_units_are_those_of_the_conventions(shop: Shop, meters: Meters, monkeypa
     }
 
 
-def test_attempts_under_way_are_counted(shop: Shop, meters: Meters) -> None:
-    """While the body runs, and no longer."""
-    shop.does = lambda order_id, cents: meters.value("in_flight")
-    before = meters.value("in_flight") or 0
-    assert (shop.deliver("o").value, meters.value("in_flight")) == (before + 1, before)
-
-
 def test_outcome_that_waits_for_the_store_is_counted(
     shop: Shop, meters: Meters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,13 +302,3 @@ def test_replay_links_to_the_trace_that_did_the_work(shop: Shop, meters: Meters)
     assert (link.context.trace_id, link.context.span_id) == (context.trace_id, context.span_id)
     assert not trace.get_current_span().is_recording()
     assert shop.deliver("o").state == "SUCCESS"
-
-
-@pytest.mark.parametrize("noted", ["", "of another kind", "00-0-0-0"])
-def test_a_trace_that_is_none_is_no_link(shop: Shop, meters: Meters, noted: str) -> None:
-    """Whatever stands in a record, the delivery is answered."""
-    shop.deliver("o")
-    shop.change(trace=marked(noted, shop.record.owner))
-    with TracerProvider().get_tracer("test").start_as_current_span("the duplicate") as duplicate:
-        assert shop.deliver("o").state == "SUCCESS"
-    assert list(duplicate.links) == []  # type: ignore[attr-defined]

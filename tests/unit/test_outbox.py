@@ -15,13 +15,13 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import case, create_engine, update
 from sqlalchemy.orm import Session
 
-from celery_idempotent import Policy, PolicyError, current_attempt
+from celery_idempotent import Policy, current_attempt
 from celery_idempotent.engine.transaction import sent
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.messages import outbox
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.sql import SQLStore
-from tests.support.deliveries import Shop, an_app
+from tests.support.deliveries import Shop
 from tests.support.links import unlinked
 
 
@@ -238,15 +238,6 @@ def test_look_ends_before_others_can_take_what_it_has(place: Place, monkeypatch:
     assert [(place.relay(), place.orders()) for _ in range(2)] == [(1, ["o-1"]), (1, ["o-2"])]
 
 
-def test_store_without_an_outbox_says_so(place: Place) -> None:
-    """Sending, relaying and looking need an SQL store."""
-    place.app.conf.idempotency_store = an_app().conf.idempotency_store
-    for use in (place.relay, lambda: outbox.send(None, place.charge, "o-1")):
-        with pytest.raises(PolicyError, match="needs an SQL store"):
-            use()
-    assert "needs an SQL store" in place.command("outbox").output
-
-
 # -- the commands
 
 
@@ -298,11 +289,3 @@ def test_command_looks_again_until_it_is_interrupted(
     monkeypatch.setattr("celery_idempotent.integration.cli.store.time.sleep", pause)
     assert place.command("relay", "--every", "7", *how).stdout.startswith(line * 2)
     assert (pauses, place.orders()) == ([7, 7, 7], ["o-1", "o-2"])
-
-
-def test_command_says_that_the_broker_is_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a sentence, and the message waits."""
-    place.send("o-1")
-    _fails(monkeypatch, 1, OperationalError("connection refused"))
-    result = place.command("relay", "--once")
-    assert (result.exit_code, result.output) == (1, "Error: the broker did not answer: connection refused\n")

@@ -14,14 +14,13 @@ from kombu.exceptions import OperationalError
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.engine.transaction import sent
 from celery_idempotent.engine.verdicts import IN_DOUBT, Fate, fate_of, sweep_abandoned, sweep_released
-from celery_idempotent.errors import PolicyError, StoreUnavailable
+from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.broker.holding import Keeper
 from celery_idempotent.integration.broker.recovery import ColdShutdown, Recovery
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.messages.outbox import Relay
 from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.operating.worker import Purge
-from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
@@ -177,22 +176,6 @@ def test_relay_asks_rarely_while_nothing_is_sent_and_at_once_when_something_was(
     step._stopping = SimpleNamespace(wait=wait)
     step._run(app, 1.0)
     assert asked_at == [0, 1, 3, 7, *range(15, 201, 15), 201, 202, 204, 208]
-
-
-def test_workers_that_start_together_do_not_purge_together(app: Celery) -> None:
-    """Each waits for a part of the interval first."""
-    pauses = {_step(app).first_pause(60.0) for _ in range(20)}
-    assert len(pauses) > 10
-    assert all(0 <= each <= 60 for each in pauses)
-
-
-@pytest.mark.parametrize("name", ["relay", "purge", "purge_released", "purge_abandoned"])
-@pytest.mark.parametrize("value", ["1 d", -1, None])
-def test_setting_that_is_no_duration_is_refused(app: Celery, name: str, value: Any) -> None:
-    """When the worker starts, and naming the setting."""
-    app.conf[f"idempotency_{name}"] = value
-    with pytest.raises(PolicyError, match=f"idempotency_{name}="):
-        getattr(runtime_of(app), f"{name}_every" if name in ("relay", "purge") else name)
 
 
 def test_look_purges_what_the_settings_ask_for_in_batches(

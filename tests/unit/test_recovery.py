@@ -304,13 +304,6 @@ def test_message_goes_back_whatever_goes_wrong(
     assert "no thread can be started" in caplog.text
 
 
-def test_other_failures_are_told_at_once(shop: Shop) -> None:
-    """Of a body that raised, the child has settled the claim itself."""
-    lost = Lost(shop)
-    lost.tells(ValueError("no"))
-    assert lost.ended == [("acknowledged", False)]
-
-
 def test_end_in_a_pool_without_processes_is_told_as_it_was(shop: Shop) -> None:
     """Celery tells of an exit as of a success. The process that the claim names is this one, so its lease goes on."""
     task, pool = shop.charge, SimpleNamespace(apply_async=None)
@@ -399,24 +392,6 @@ def test_sqs_shows_the_message_again_at_once(
     if error:
         worker.until(lambda: "comes_later" in caplog.text, "it is told")
     hanging.set()
-
-
-@pytest.mark.parametrize("is_sqs", [True, False])
-def test_what_is_under_way_comes_to_its_end(
-    shop: Shop, worker: Worker, monkeypatch: pytest.MonkeyPatch, is_sqs: bool
-) -> None:
-    """Or no worker would: Celery may never settle the message. Other brokers are not asked to show it."""
-    monkeypatch.setattr(recovery, "_PATIENCE", 0.2)
-    asked: list[object] = []
-    monkeypatch.setattr(recovery, "make_visible", lambda *given: asked.append(given))
-    lost = Lost(shop)
-    if is_sqs:
-        Sqs(lost)
-    else:
-        lost.message._state = "REJECTED"
-    lost.fails(worker)
-    worker.until(lambda: not worker.step.under_way, "it is over")
-    assert asked == []
 
 
 @pytest.mark.parametrize(("timeout", "waits"), [(None, True), (5.0, False)])

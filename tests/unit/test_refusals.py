@@ -208,12 +208,6 @@ def test_refusal_holds_each_time(options: dict[str, Any]) -> None:
     assert runs == []
 
 
-def test_refusal_names_the_task_once() -> None:
-    """Where the message has the name already, it is not said again."""
-    error = _refused(lambda: _bound(name="_charge", idempotant=Policy()), "idempotant")
-    assert error.remedy.count("_charge") == 1
-
-
 def test_what_is_somebody_elses_is_left_alone() -> None:
     """An option that a base knows, attributes of an author's class, and policies of what is no task."""
 
@@ -270,27 +264,6 @@ def test_key_that_cannot_be_used_is_refused_by_the_worker(fields: dict[str, Any]
     runs: list[str] = []
     assert isinstance(deliver(_bound(lambda order_id: runs.append(order_id)), "o-1", request=fields).value, error)
     assert runs == []
-
-
-@pytest.mark.parametrize("key", [None, ""])
-def test_null_key_given_when_publishing_is_no_derived_one(key: Any) -> None:
-    """Nothing is published or run."""
-    app, runs = an_app(), []
-    task = _bound(lambda order_id: runs.append(order_id), app)
-    for publish in (task.apply_async, task.apply):
-        with pytest.raises(KeyMissing):
-            publish(("o-1",), idempotency_key=key)
-        with pytest.raises(KeyMissing):
-            publish(("o-1",), headers={"idempotency_key": key})
-    assert (published(app), runs) == ([], [])
-
-
-def test_other_options_and_headers_are_left_alone() -> None:
-    """Only what looks like the key is taken for a mistake."""
-    app = an_app()
-    _bound(app=app).apply_async(("o-1",), priority=3, MessageGroupId="g", headers={"x-request-key": "r", "id_key": 1})
-    (message,) = published(app)
-    assert message.headers["x-request-key"] == "r"
 
 
 SETTINGS: dict[str, list[Any]] = {

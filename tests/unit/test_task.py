@@ -11,7 +11,7 @@ from weakref import WeakSet
 import pydantic
 import pytest
 from celery import Celery, Task, chain, shared_task
-from celery.exceptions import CeleryError, Ignore, Reject, Retry, WorkerLostError, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Ignore, Reject, Retry, WorkerLostError, WorkerShutdown, WorkerTerminate
 from greenlet import GreenletExit
 
 from celery_idempotent import (
@@ -95,15 +95,6 @@ def test_explicit_key_travels_with_the_message(shop: Shop) -> None:
     assert shop.runs == [1, 1]
 
 
-@pytest.mark.parametrize(("policy", "runs"), [(Policy(), 2), (Policy("order_id"), 1)])
-def test_beat_ticks_are_operations_of_their_own(policy: Policy, runs: int) -> None:
-    """Equal periodic calls all run, while a redelivered tick does not run twice; a chosen key is respected."""
-    shop = Shop(policy)
-    for tick in ("tick 1", "tick 1", "tick 2"):
-        shop.deliver(1, task_id=tick, request={"headers": {"celery_beat_task": True}})
-    assert len(shop.runs) == runs
-
-
 @pytest.mark.parametrize("publish", ["always", "once"])
 def test_base_that_takes_its_options_by_name_publishes(publish: Any) -> None:
     """As celery-once's, and many of the authors' own: ``apply_async(self, args, kwargs, **options)``."""
@@ -147,20 +138,6 @@ def test_direct_calls_pass_through(shop: Shop) -> None:
     assert [record.task for record in shop.memory.scan()] == ["outer"]
     with pytest.raises(LookupError):
         current_attempt()
-
-
-def test_recursion_passes_through(shop: Shop) -> None:
-    """A task that calls itself does not meet its own claim, nor take the outer call's effect keys."""
-    keys = []
-
-    def down(n: int, cents: int) -> int:
-        keys.append(current_attempt().effect_key("x"))
-        return 0 if n == 0 else 1 + int(shop.charge(n - 1))
-
-    shop.does = down
-
-    assert (shop.deliver(3).value, len(set(keys))) == (3, 4)
-    assert shop.charge.apply((2,)).get() == 2
 
 
 def test_nested_deliveries_keep_their_own_records(shop: Shop) -> None:
@@ -269,23 +246,6 @@ def test_autoretry_is_seen_as_a_retry() -> None:
     assert "run 2" in str(ends[1].value)
     assert (str(ends[2].value), shop.runs) == (str(ends[1].value), [1, 1])
     assert shop.charge.idempotency_key_for(1) == shop.charge.idempotency_key_for(order_id=1, cents=9)
-
-
-@pytest.mark.parametrize("base", [Exception, CeleryError])
-def test_base_of_control_flow_may_be_remembered(base: Any) -> None:
-    """It stands for the failures under it; a retry is a retry all the same."""
-    shop = Shop(Policy("order_id", remember=(base,)))
-
-    def later(*_: Any) -> None:
-        raise shop.charge.retry(countdown=0) if len(shop.runs) == 1 else CeleryError("refused")
-
-    shop.does = later
-    shop.charge.delay(1)
-
-    ends = [shop.redeliver()[0], shop.redeliver()[0], shop.deliver(1)]
-
-    assert [each.state for each in ends] == ["RETRY", "FAILURE", "FAILURE"]
-    assert (shop.record.status, len(shop.runs)) == (Status.FAILED, 2)
 
 
 def test_replaced_task_is_not_completed(shop: Shop) -> None:

@@ -1,6 +1,5 @@
 """Ticks of beat: every beat knows each by one name, sends each once, and loses none while one beat lives."""
 
-import pickle
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -11,15 +10,15 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery, beat
-from celery.beat import BeatLazyFunc, ScheduleEntry, SchedulingError
-from celery.schedules import BaseSchedule, crontab, schedule
+from celery.beat import BeatLazyFunc, SchedulingError
+from celery.schedules import BaseSchedule, crontab
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_idempotent import IdempotentTask, Policy, PolicyError
 from celery_idempotent.beat import PersistentScheduler, SchedulerMixin
 from celery_idempotent.integration.headers import TICK_HEADER, tick_in
-from celery_idempotent.integration.messages.ticks import OnGrid, on_grid, tick_at
+from celery_idempotent.integration.messages.ticks import OnGrid, tick_at
 from tests.support.celeries import since_celery
 from tests.support.deliveries import an_app, deliver, published, redeliver
 from tests.support.packages import needs
@@ -205,12 +204,6 @@ class Moody(BaseSchedule):
         return True, 60
 
 
-@pytest.mark.parametrize("other", [Moody(), schedule(timedelta(0))])
-def test_a_schedule_of_no_known_kind_has_no_ticks(other: Any) -> None:
-    """Two beats would name them differently, and each would run its own."""
-    assert tick_at(on_grid(other), NOON) is None
-
-
 @pytest.mark.parametrize("name", ["django_celery_beat.clockedschedule.clocked", "redbeat.schedules.rrule"])
 def test_a_calendar_of_another_package_is_known_by_its_name(name: str) -> None:
     """A moment (``clocked``) or a rule (``rrule``) is the same for every beat, until there are no more."""
@@ -224,16 +217,6 @@ def test_a_calendar_of_another_package_is_known_by_its_name(name: str) -> None:
 
     assert tick_at(Calendar(app=_app()), NOON) == at.isoformat()
     assert tick_at(Calendar(app=_app()), at - timedelta(seconds=1)) is None
-
-
-def test_an_interval_is_kept_as_celerys_own() -> None:
-    """A schedule file can be read by a beat without this library; nothing else changes by the way, either."""
-    plain = schedule(timedelta(seconds=9), relative=True, app=_app())
-    again = pickle.loads(pickle.dumps(on_grid(plain)))
-
-    assert (type(again), again.run_every, again.relative) == (schedule, timedelta(seconds=9), True)
-    assert on_grid(plain) == plain
-    assert on_grid(on_grid(plain)).remaining_estimate(plain.now()) <= timedelta(seconds=9)
 
 
 # -- beats
@@ -254,20 +237,6 @@ def test_a_beat_sends_the_latest_tick_that_it_has_not_sent(seconds: Any, sent: l
     scheduler = _beat(10, at=NOON + timedelta(seconds=seconds[0]))
     assert scheduler.until(*seconds) == pytest.approx(pause, abs=0.02)
     assert scheduler.sent == _ticks(*sent)
-
-
-def test_an_entry_that_makes_its_schedule_anew_stays_on_the_grid() -> None:
-    """As Django's does, from its row, each time it has run."""
-
-    class Entry(ScheduleEntry):
-        def __next__(self) -> ScheduleEntry:
-            again = schedule(timedelta(seconds=10), app=self.app)
-            return type(self)(**{**dict(self), "schedule": again, "last_run_at": again.now()})
-
-    rows = type("Rows", (beat.Scheduler,), {"Entry": Entry, "reserve": lambda self, entry: next(entry)})
-    scheduler = _beat(10, kind=type("OfRows", (Recorder, rows), {}))
-    scheduler.until(0, 10, 20)
-    assert scheduler.sent == _ticks(10, 20)
 
 
 @st.composite
@@ -399,13 +368,6 @@ def test_the_file_of_a_beat_is_celerys_own(tmp_path: Path) -> None:
             scheduler.sync()
         scheduler.close()
     assert all(b"celery_idempotent" not in each.read_bytes() for each in tmp_path.iterdir())
-
-
-def test_the_schedule_can_be_replaced() -> None:
-    """As Celery's own."""
-    scheduler = _beat(10)
-    scheduler.schedule = {}
-    assert scheduler.schedule == scheduler.data == {}
 
 
 # -- messages
