@@ -36,18 +36,24 @@ def until(condition: Callable[[], bool], what: str, timeout: float) -> None:
         time.sleep(POLL)
 
 
-class Programs:
-    """Programs of the lab, for the time of a ``with`` block."""
+class Fleet:
+    """Prefork workers of one Celery app, for the time of a ``with`` block."""
 
-    def __init__(self, names: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, app: str, names: Sequence[str], *, children: int, environ: Mapping[str, str], folder: Path
+    ) -> None:
         self.names = tuple(names)
         self.folder = folder
-        self._environ = environ
+        self._app, self._children, self._environ = app, children, environ
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def command(self, name: str) -> Sequence[str]:
-        """The module that a name stands for, and its arguments."""
-        raise NotImplementedError
+        """The module to run under that name, and its arguments."""
+        arguments = (
+            f"-A {self._app} worker --pool prefork --concurrency {self._children} --hostname {name}@%h"
+            " --without-gossip --without-mingle --without-heartbeat --loglevel WARNING"
+        )
+        return ("celery", *arguments.split())
 
     def __enter__(self) -> Self:
         try:
@@ -92,24 +98,6 @@ class Programs:
         environ = {**self._environ, WORKER_NAME: name, "TMPDIR": str(self.folder)}
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = tether.start(*self.command(name), log=log, env=environ)
-
-
-class Fleet(Programs):
-    """Prefork workers of one Celery app, for the time of a ``with`` block."""
-
-    def __init__(
-        self, app: str, names: Sequence[str], *, children: int, environ: Mapping[str, str], folder: Path
-    ) -> None:
-        super().__init__(names, environ=environ, folder=folder)
-        self._app = app
-        self._children = children
-
-    def command(self, name: str) -> Sequence[str]:
-        arguments = (
-            f"-A {self._app} worker --pool prefork --concurrency {self._children} --hostname {name}@%h"
-            " --without-gossip --without-mingle --without-heartbeat --loglevel WARNING"
-        )
-        return ("celery", *arguments.split())
 
 
 _WAKE = """

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from celery.signals import beat_init, task_postrun, task_prerun, worker_process_init, worker_ready
+from celery.signals import task_postrun, task_prerun, worker_process_init, worker_ready
 
 from celery_idempotent.integration.events import SIGNALS
-from celery_idempotent.integration.headers import tick_in
 from lab.fleet import WORKER_NAME
 from lab.ledger import Ledger, Row
 
 
 def operation_of(task: Any) -> str:
-    """What the task executes: a tick of the schedule, or its first argument; empty where it is only published."""
-    request = task.request
-    named = tick_in(request.headers or {}, task.name, request.id or "")
-    first = next(iter((request.kwargs or {}).values()), "")
-    return named or str(first["id"] if isinstance(first, dict) else first)
+    """What the task executes: its first argument; empty where it is only published."""
+    first = next(iter((task.request.kwargs or {}).values()), "")
+    return str(first["id"] if isinstance(first, dict) else first)
 
 
 def note(ledger: Ledger, what: str, task: Any, **more: Any) -> None:
@@ -33,7 +30,7 @@ def observe(ledger: Ledger) -> None:
     A delivery is followed by what becomes of it and by ``returned``, when the process is done with the message.
     """
     worker = os.environ.get(WORKER_NAME, "")
-    for signal, what in ((worker_ready, "ready"), (beat_init, "beating"), (worker_process_init, "child")):
+    for signal, what in ((worker_ready, "ready"), (worker_process_init, "child")):
         signal.connect(lambda what=what, **_: ledger.append(Row(what=what, task=worker)), weak=False)
     for signal, what in ((task_prerun, "delivery"), (task_postrun, "returned")):
         signal.connect(lambda task, what=what, **_: note(ledger, what, task), weak=False)

@@ -30,15 +30,13 @@ console = Console(width=None if sys.stdout.isatty() else 140)
 SEED = 20261121
 
 
-def scopes(quick: bool) -> list[tuple[Program, int, int]]:
-    """What is explored: programs, with how many deliveries and ordinary faults; in minutes, or in seconds."""
+def scopes(program: Program, quick: bool) -> list[tuple[int, int]]:
+    """With how many deliveries and ordinary faults it is explored, in minutes or in seconds.
+
+    What each delivery does multiplies the worlds; where both at once are too many, one and then the other.
+    """
     if quick:
-        return [(program, program.deliveries, program.few_faults) for program in PROGRAMS]
-    return [(program, deliveries, faults) for program in PROGRAMS for deliveries, faults in _far(program)]
-
-
-def _far(program: Program) -> list[tuple[int, int]]:
-    """What each delivery does multiplies the worlds; where both at once are too many, one and then the other."""
+        return [(program.deliveries, program.few_faults)]
     if not program.ordinary_faults:
         return [(3, 0)]
     match program.few_faults:
@@ -85,8 +83,7 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
     context.invoke(explorer, quick=quick)
     context.invoke(mutants)
     context.invoke(oracle, examples=50 if quick else 500)
-    context.invoke(sweep, quick=quick, tasks=2_000, seed=seed)
-    context.invoke(effects, quick=quick)
+    context.invoke(sweep, quick=quick)
     context.invoke(strikes, every=11 if quick else 1)
     context.invoke(faults, stores=campaign.STORES, faulted=1_000 if quick else 20_000, first=0, seed=seed)
     if not quick:
@@ -99,12 +96,10 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
 @_quick
 def explorer(quick: bool) -> None:
     """All interleavings of two deliveries and two faults, or of three deliveries, on the production code."""
-    found = list(_in_processes(_explored, scopes(quick), "exploring"))
-    columns = ("program", "deliveries", "faults", "worlds", "steps", "most effects", "kinds of fault", "seconds")
-    rows = [
-        (*each.scope, each.states, each.transitions, each.most_effects, each.kinds_of_fault, f"{each.seconds:.1f}")
-        for each in found
-    ]
+    scoped = [(program, *scope) for program in PROGRAMS for scope in scopes(program, quick)]
+    found = list(_in_processes(_explored, scoped, "exploring"))
+    columns = ("program", "deliveries", "faults", "worlds", "steps", "most effects", "seconds")
+    rows = [(*each.scope, each.states, each.transitions, each.most_effects, f"{each.seconds:.1f}") for each in found]
     console.print(a_table("Every interleaving: no rule was broken", columns, rows))
     controls = {program.name: _way_to_two(program) for program in NOT_ENOUGH}
     for name, way in controls.items():
@@ -150,28 +145,16 @@ def oracle(stores: Iterable[str], examples: int) -> None:
 @main.command()
 @_stores(ALL)
 @_quick
-@click.option("--tasks", default=2_000, show_default=True, help="How many tasks are attacked in each store.")
-@_seed
-def sweep(stores: Iterable[str], quick: bool, tasks: int, seed: int) -> None:
-    """SIGKILL at every point of an attempt, at pairs of points, and at every system call to the store."""
+def sweep(stores: Iterable[str], quick: bool) -> None:
+    """SIGKILL at every point, pair of points and system call of an attempt, and within every kind of effect."""
     from lab.proof import sweep as module
 
     for store in _present(stores):
+        how = "singles" if quick else "points"
         with _told(f"crash sweep, {store}") as progress:
-            rows = module.run(store, progress, tasks=0 if quick else tasks, seed=seed)
+            rows = module.run(store, progress, how)
         _campaign(f"crash_sweep_{store}", rows)
-
-
-@main.command()
-@_stores(ALL)
-@_quick
-def effects(stores: Iterable[str], quick: bool) -> None:
-    """SIGKILL at every point, and pair of points, of steps, commits, transactions and fenced steps."""
-    from lab.proof import sweep as module
-
-    for store in _present(stores):
         with _told(f"effects, {store}") as progress:
-            how = "singles" if quick else "points"
             rows = module.sweep(how, module.kinds_of(store), target=store, progress=progress).rows
         _campaign(f"effects_{store}", rows)
 
@@ -207,10 +190,10 @@ def faults(stores: Iterable[str], faulted: int, first: int, seed: int) -> None:
 @main.command()
 @click.option("--minutes", default=5.0, show_default=True, help="How long the fire lasts, for each store.")
 @_seed
-@_stores([each for each in ALL if each != "redis-cluster"], ["dynamodb"])
+@_stores([each for each in ALL if each not in {"redis-cluster", "sqlite"}], ["dynamodb"])
 @click.option("--broker", default="sqs", show_default=True, type=click.Choice(["sqs", "redis", "rabbitmq"]))
 def soak(minutes: float, seed: int, stores: Iterable[str], broker: str) -> None:
-    """Real prefork workers, beats and a publisher on a real broker, while nemeses kill, stop, skew and cut off."""
+    """Real prefork workers on a real broker, while nemeses kill, stop and cut off."""
     from lab.proof import soak as module
 
     for store in _present(stores):

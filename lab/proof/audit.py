@@ -20,28 +20,18 @@ from celery_idempotent.protocol.record import Record, Status
 from lab.ledger import Row
 from lab.proof.verdicts import FINAL, Promise, Seen, Told, Verdict, breaches
 
-_LEARNING = 1.5
-"""Seconds. A process knows its clock to be wrong from the first reply whose ``Date`` differs from the last one's."""
-
 _LATE_END = 2.0
 """Seconds by which a nemesis may end late on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nemesis:
-    """One thing done to the workers, between two moments of Unix time.
-
-    Args:
-        pids: The processes it hit; None for all of them.
-        skewed: The worker whose clock it set, if it did that. Its processes are hit as long as they have not
-            seen the server's time since.
-    """
+    """One thing done to the workers with these pids, or to all, between two moments of Unix time."""
 
     kind: str
     began: float
     ended: float
     pids: frozenset[int] | None = None
-    skewed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +40,12 @@ class Delivery:
 
     operation: str
     pid: int
-    worker: str
     began: float
     ended: float
     has_effect: bool
-    quiet_since: float
 
     def is_hit_by(self, nemesis: Nemesis) -> bool:
         """Whether the nemesis can have changed what came of this delivery."""
-        if nemesis.skewed:
-            unnoticed = self.quiet_since < nemesis.began + _LEARNING
-            return nemesis.skewed == self.worker and nemesis.began <= self.ended and unnoticed
         touched = nemesis.pids is None or self.pid in nemesis.pids
         return touched and nemesis.began <= self.ended and self.began <= nemesis.ended + _LATE_END
 
@@ -84,31 +69,24 @@ class Evidence:
 
 def deliveries(rows: Iterable[Row]) -> list[Delivery]:
     """The deliveries in a ledger, oldest first."""
-    in_order = sorted(rows, key=lambda row: row.time)
-    worker = {row.pid: row.task for row in in_order if row.what == "child"}
     by_pid: dict[int, list[Row]] = defaultdict(list)
-    for row in in_order:
+    for row in sorted(rows, key=lambda row: row.time):
         by_pid[row.pid].append(row)
-    found = [each for pid, of_one in by_pid.items() for each in _deliveries_in(of_one, worker.get(pid, ""))]
-    return sorted(found, key=lambda each: each.began)
+    return sorted((each for of_one in by_pid.values() for each in _deliveries_in(of_one)), key=lambda each: each.began)
 
 
-def _deliveries_in(rows: Sequence[Row], worker: str) -> Iterator[Delivery]:
+def _deliveries_in(rows: Sequence[Row]) -> Iterator[Delivery]:
     """Those of one process, which executes one after the other."""
     begins = [index for index, row in enumerate(rows) if row.what == "delivery"]
-    heard = 0.0
     for index, following in pairwise([*begins, len(rows)]):
         first, within = rows[index], rows[index + 1 : following]
         yield Delivery(
             operation=first.order,
             pid=first.pid,
-            worker=worker,
             began=first.time,
             ended=next((row.time for row in within if row.what == "returned"), float("inf")),
             has_effect=any(row.what in {"effect", "recognised"} for row in within),
-            quiet_since=heard,
         )
-        heard = within[-1].time if within else heard
 
 
 def judge(evidence: Evidence) -> list[Verdict]:
@@ -149,45 +127,26 @@ def _verdict(operation: str, seen: Seen, hit: int = 0, *problems: str) -> Verdic
     )
 
 
-def recoveries(evidence: Evidence, kills: Iterable[Nemesis], task: str) -> Iterator[float]:
-    """Seconds from the kill of a process to the outcome of what it was executing, the new body included."""
-    outcomes: dict[str, float] = {}
-    for row in evidence.rows:
-        if row.what in {"completed", "outcome_unknown"} and row.task == task:
-            outcomes[row.order] = min(row.time, outcomes.get(row.order, row.time))
-    struck = [(kill.began, pid) for kill in kills for pid in kill.pids or ()]
-    cut_off = [each for each in deliveries(evidence.rows) if each.ended == float("inf") and each.operation in outcomes]
-    for at, pid in struck:
-        for delivery in cut_off:
-            # An outcome before the kill means that the delivery was only a duplicate.
-            if delivery.pid == pid and delivery.began <= at < outcomes[delivery.operation]:
-                yield outcomes[delivery.operation] - at
-
-
 def _judged(
     evidence: Evidence, operation: str, promise: Promise, rows: Sequence[Row], delivered: Sequence[Delivery]
 ) -> Verdict:
     record = evidence.final.get(operation)
     hit = [each for each in delivered if any(each.is_hit_by(nemesis) for nemesis in evidence.nemeses)]
     told = [Told("finished", row.reference) for row in rows if row.what == "told"]
-    kept = [Told("finished", json.loads(record.result))] if record and record.result and _is_completed(record) else []
+    kept = (
+        [Told("finished", json.loads(record.result))]
+        if record and record.status is Status.COMPLETED and record.result
+        else []
+    )
     seen = Seen(
         promise=promise,
         effects=sum(row.what == "effect" for row in rows),
         told=[*told, *kept],
         status=record.status if record else None,
-        # An effect was cut off, or a clock let two bodies overlap.
-        excused=sum(
-            any(each.is_hit_by(nemesis) and (each.has_effect or nemesis.skewed) for nemesis in evidence.nemeses)
-            for each in delivered
-        ),
+        excused=sum(each.has_effect for each in hit),
         may_be_unknown=bool(hit),
     )
     return _verdict(operation, seen, len(hit), *_contradictions(evidence, seen, rows, told, kept, operation))
-
-
-def _is_completed(record: Record) -> bool:
-    return record.status is Status.COMPLETED
 
 
 def _contradictions(

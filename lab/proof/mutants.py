@@ -20,13 +20,11 @@ from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.engine.events import EventName
-from celery_idempotent.errors import DeadlineExceeded, LeaseLost, OutcomeUnknown, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.integration import headers
+from celery_idempotent.errors import DeadlineExceeded, LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol import operation as protocol
 from celery_idempotent.protocol.operation import Ending, Lost, Rebase, Superseded, Vanished, Wait, Written
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Call, Doubt
-from celery_idempotent.protocol.steps import Finished as StepFinished
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreContract
 from lab.proof.explorer import Violation, explore
@@ -124,12 +122,6 @@ _mutant("takeover forgotten", "a model of this protocol", protocol, "_reclaimed"
 )
 
 
-@_mutant("takeovers never reset", "forgotten case", protocol, "_reclaimed")
-def _(right: Mistake, seen: Record, claimed: Record) -> Any:
-    again = right(seen, claimed)
-    return replace(again, takeovers=max(again.takeovers, seen.takeovers))
-
-
 _mutant("fencing token reset on a claim", "Redisson's fenced lock", protocol, "_reclaimed")(
     lambda right, seen, claimed: replace(right(seen, claimed), fencing_token=claimed.created_at)
 )
@@ -188,14 +180,6 @@ def _(right: Mistake, *args: Any) -> Any:
         return None
 
 
-@_mutant("unrecorded result reported as success", "idempotency-kit", Delivery, "_settled")
-def _(right: Mistake, *args: Any) -> Any:
-    try:
-        return right(*args)
-    except StoreUnavailable:
-        return None
-
-
 _mutant("refuse treated as rerun", "forgotten case", claim, "decide")(
     lambda right, record, operation, now, **nonces: right(
         record, replace(operation, policy=replace(operation.policy, on_takeover="rerun")), now, **nonces
@@ -230,14 +214,8 @@ def _(right: Mistake, name: str, seen: Any, **more: Any) -> Any:
     return Call() if isinstance(decision, Doubt) else decision
 
 
-_mutant("finished step is called again", "forgotten case", attempt, "decide_step")(
-    lambda right, name, seen, **more: right(name, None if isinstance(seen, StepFinished) else seen, **more)
-)
 _mutant("step in doubt is released", "forgotten case", delivery, "ending")(
     lambda right, error, **policy: right(error, **{**policy, "in_doubt": False})
-)
-_mutant("doubt read off the exception", "an earlier version", delivery, "ending")(
-    lambda right, error, **policy: right(error, **{**policy, "in_doubt": isinstance(error, OutcomeUnknown)})
 )
 _mutant("effect key of the attempt, not of the operation", "task ids as idempotency keys", Attempt, "effect_key")(
     lambda right, self, name: claim.effect_key(f"{self.key}{self.number}", name)
@@ -250,13 +228,9 @@ def _(right: Mistake, self: Any, store: Any, kept: Any, writes: Any) -> Any:
     return right(self, careless, kept, writes)
 
 
-_mutant("commit without an answer believed", "forgotten case", Claim, "_was_committed")(
-    lambda right, self, revision: True
-)
 _mutant("replays answer with None", "celery-heimdall, AWS Powertools 8090", delivery, "outcome_of")(
     lambda right, *args, **steering: None
 )
-_mutant("identity derived anew on a retry", "an earlier version", headers, "identity_in")(lambda right, *args: None)
 _mutant("vanished record written without a condition", "AWS Powertools _update_record", claim, "_swap")(
     lambda right, store, new, expected: right(
         store, new, ANY if expected is None and new.status is not Status.IN_PROGRESS else expected
@@ -276,9 +250,6 @@ _mutant("result of other arguments taken for one's own", "an earlier version", c
 _mutant("declined card keeps its key", "an earlier version", protocol, "is_reused")(
     lambda right, record, identity: protocol.is_of_others(record, identity.fingerprint)
 )
-_mutant("steps handed to other arguments", "forgotten case", protocol, "is_reused")(
-    lambda right, record, identity: right(replace(record, steps={}), identity)
-)
 _mutant("claim taken over with other arguments", "forgotten case", protocol, "is_reused")(
     lambda right, record, identity: record.status in _OUTCOMES and right(record, identity)
 )
@@ -291,45 +262,13 @@ def _(right: Mistake, write: Record, stored: Record | None) -> Any:
     return right(write, stored)
 
 
-_mutant("UNKNOWN left by a renewal", "forgotten case", protocol, "_may_follow")(
-    lambda right, write, stored: stored in (Status.IN_PROGRESS, Status.UNKNOWN)
-)
-_mutant("owner's late outcome thrown away", "an earlier version", protocol, "_may_follow")(
-    lambda right, write, stored: stored is Status.IN_PROGRESS
-)
 _mutant("poison one takeover early", "off by one", protocol, "_is_poison")(
     lambda right, record, policy: right(replace(record, takeovers=record.takeovers + 1), policy)
-)
-_mutant("poison one takeover late", "off by one", protocol, "_is_poison")(
-    lambda right, record, policy: right(replace(record, takeovers=record.takeovers - 1), policy)
 )
 _mutant("struck write given up", "an earlier version", Claim, "uninterrupted")(lambda right, self, act: act())
 _mutant("every try of a completion is another write", "lost nonce", Claim, "_ended")(
     lambda right, self, status, revision, *kept: lambda record: right(self, status, claim.new_nonce(), *kept)(record)
 )
-
-
-@_mutant("steps kept in a failure", "an earlier version", claim, "ended")
-def _(right: Mistake, record: Record, status: Status, *outcome: Any) -> Any:
-    written = right(record, status, *outcome)
-    return replace(written, steps=record.steps) if status is Status.FAILED else written
-
-
-@_mutant("any error excused by before_effects()", "forgotten case", Delivery, "_end")
-def _(right: Mistake, self: Any, claimed: Claim, error: BaseException) -> Any:
-    if claimed.raised_before_effects is not None:
-        claimed.raised_before_effects = error
-    return right(self, claimed, error)
-
-
-@_mutant("before_effects() after an effect", "forgotten case", ProtectedAttempt, "before_effects")
-@contextmanager
-def _(right: Mistake, self: Any) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        self._claim.raised_before_effects = error
-        raise
 
 
 @_mutant("unreadable answer taken for an outage", "an earlier version", Delivery, "_claimed")
@@ -347,11 +286,6 @@ def _(right: Mistake, self: Any, operation: Any) -> Any:
     return decision, self._clock.monotonic()
 
 
-_mutant("claim of a dead process released", "forgotten case", claim, "abandoned")(
-    lambda right, record, now, revision: protocol.released(record, now, revision)
-)
-
-
 @_mutant("lease ended without a condition", "huey's flush", delivery, "end_lease")
 def _(right: Mistake, store: Any, record: Record, clock: Any) -> Any:
     store.swap(protocol.abandoned(record, store.now(), claim.new_nonce()), ANY)
@@ -362,11 +296,6 @@ def _(right: Mistake, self: Any, claimed: Claim, error: BaseException) -> Any:
     if isinstance(error, DeadlineExceeded):
         return self._without_outcome(claimed, error, claimed.release, EventName.RELEASED, "late")
     return right(self, claimed, error)
-
-
-_mutant("late body does not count as a takeover", "forgotten case", Claim, "abandon")(
-    lambda right, self: self.release()
-)
 
 
 @_mutant("late outcome thrown away", "forgotten case", Claim, "complete")

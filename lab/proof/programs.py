@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 from celery_idempotent.protocol.policy import Policy
 
@@ -98,13 +97,8 @@ class Program:
         besides: What may happen beside the ordinary faults, each as often as it is named.
         asks: Whether the body asks after its effect whether it may go on. Under a policy with a deadline the local
             clock goes as the store's does, so that it can be late.
-        retries: Whether the body of the message changes its argument after its effect and asks for a retry; that
-            of the retried message returns.
-        excuses: How the body uses ``before_effects()``: it catches what leaves the block, has its effect, and
-            raises ``"another"`` exception; or it enters the block ``"too late"``, after its effect.
         one_message: Whether all deliveries are of one message, or each of its own.
         one_machine: Whether each delivery can tell whether the process of another one is gone.
-        grouped: Whether what leaves the body does so in an ``ExceptionGroup``, as from a TaskGroup.
         other_arguments: Whether every other delivery uses the key for other arguments; only with the first of them the
             body raises, if it raises.
         deliveries: How many a quick look takes.
@@ -117,11 +111,8 @@ class Program:
     claims_once: bool | None = None
     besides: tuple[Fault, ...] = ()
     asks: bool = False
-    retries: bool = False
-    excuses: Literal["", "another", "too late"] = ""
     one_message: bool = False
     one_machine: bool = False
-    grouped: bool = False
     other_arguments: bool = False
     deliveries: int = 2
 
@@ -153,7 +144,7 @@ class Program:
     @property
     def few_faults(self) -> int:
         """How many faults a quick look takes: fewer where each delivery does more, or more may happen to it."""
-        if not self.ordinary_faults or self.retries:
+        if not self.ordinary_faults:
             return 0
         is_small = self.effect in {Effect.BARE, Effect.COMMIT} and not self.renews
         if self.besides:
@@ -174,11 +165,8 @@ class Program:
         parts += ["renewing"] if self.renews else []
         parts += [] if self.policy.deadline is None else ["with a deadline"]
         parts += ["asking"] if self.asks else []
-        parts += ["retrying"] if self.retries else []
-        parts += ["key by path"] if self.policy.key != Policy.key else []
         parts += ["failing"] if self.raises else []
         parts += ["remembering"] if self.policy.remember else []
-        parts += [f"excusing {self.excuses}"] if self.excuses else []
         parts += ["forgetful store"] if Fault.FORGOTTEN in self.besides else []
         struck = " and ".join(_STRIKES[each] for each in self.besides if each in _STRIKES)
         parts += [f"struck {struck}"] if struck else []
@@ -186,7 +174,6 @@ class Program:
         parts += ["unreadable"] if Fault.UNREADABLE in self.besides else []
         parts += ["published once"] if Fault.PUBLISHED in self.besides else []
         parts += ["confirmed"] if Fault.CONFIRMED in self.besides else []
-        parts += ["in a group"] if self.grouped else []
         parts += ["other arguments"] if self.other_arguments else []
         return ", ".join(parts)
 
@@ -216,14 +203,6 @@ PROGRAMS = (
     Program(Policy(deadline=60, max_takeovers=1), asks=True, deliveries=3),
     Program(Policy(deadline=60), effect=Effect.REFUSED_STEP),
     Program(Policy(deadline=60), effect=Effect.COMMIT),
-    # A retry is the same operation, whatever its body has done to the arguments.
-    Program(Policy(), effect=Effect.KEYED_STEP, retries=True),
-    Program(Policy(key="order.id"), effect=Effect.KEYED_STEP, retries=True),
-    # Doubt is a state, whatever leaves the body.
-    Program(Policy(), effect=Effect.REFUSED_STEP, grouped=True),
-    # The author's word is for what leaves the block, and for nothing after an effect.
-    Program(Policy(on_takeover="refuse"), raises=Declined, excuses="another"),
-    Program(Policy(on_takeover="refuse"), effect=Effect.STEP, raises=Declined, excuses="too late"),
     # A store that forgets.
     Program(Policy(on_takeover="refuse"), besides=_FORGOTTEN),
     Program(Policy(), besides=_FORGOTTEN),

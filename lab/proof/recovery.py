@@ -37,6 +37,8 @@ from lab.demo.settings import Settings
 from lab.fleet import Fleet, until
 from lab.folders import temporary_folder
 from lab.ledger import Ledger, Row
+from lab.proof.audit import judge_effects
+from lab.proof.verdicts import PROMISES
 from lab.servers import Servers
 from lab.witness import observe
 
@@ -102,7 +104,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What came of it."""
+    """What came of it: seconds to each effect, and from the end of its lease where that is waited for."""
 
     part: Part
     broker: str
@@ -118,17 +120,17 @@ class Recovery:
 
     def as_json(self) -> dict[str, object]:
         """As the page reads it; p95 is the smallest that so large a share does not exceed."""
-        p95 = sorted(self.seconds)[math.ceil(0.95 * len(self.seconds)) - 1]
+        part, seconds = self.part, sorted(self.seconds)
         return {
-            "death": self.part.death,
-            "system": self.part.system,
+            "death": part.death,
+            "system": part.system,
             "broker": self.broker,
-            "lease": self.part.lease,
-            "kills": self.part.rounds * (self.part.at_once if self.part.death is Death.CHILD else 1),
-            "operations": len(self.seconds),
-            "p50": round(median(self.seconds), 2),
-            "p95": round(p95, 2),
-            "max": round(max(self.seconds), 2),
+            "lease": part.lease,
+            "kills": part.rounds * (part.at_once if part.death is Death.CHILD else 1),
+            "operations": len(seconds),
+            "p50": round(median(seconds), 2),
+            "p95": round(seconds[math.ceil(0.95 * len(seconds)) - 1], 2),
+            "max": round(seconds[-1], 2),
             "after lease": round(min(self.after_lease), 2) if self.after_lease else None,
             "conflicts": self.conflicts,
             "wrong": self.wrong,
@@ -159,10 +161,9 @@ def run(
     Raises:
         Timeout: A worker did not start, or an operation never had its effect.
     """
-    chosen = plan() if parts is None else parts
     with warnings.catch_warnings(), ThreadPoolExecutor(len(brokers)) as threads:
         warnings.simplefilter("ignore", IdempotencyWarning)  # a lease longer than that timeout is what is measured
-        found = threads.map(lambda name: list(_on_broker(name, chosen, seed, progress)), brokers)
+        found = threads.map(lambda name: list(_on_broker(name, parts or plan(), seed, progress)), brokers)
         return [each for recoveries in zip(*found, strict=True) for each in recoveries]
 
 
@@ -173,10 +174,9 @@ def _on_broker(name: str, parts: Sequence[Part], seed: int, progress: Progress) 
             opened.provision()
         for number, part in enumerate(parts):
             progress(f"{label}, {part.system}: {part.death}")
-            own, queue = folder / f"{number}", f"recovery-{number}"
-            own.mkdir()
-            settings = Settings(broker_url=servers.broker_url, store_url=servers.store_url, folder=own, queue=queue)
-            yield _Trial(part, label, settings, chance).run()
+            (folder / f"{number}").mkdir()
+            places = {"broker_url": servers.broker_url, "store_url": servers.store_url, "folder": folder / f"{number}"}
+            yield _Trial(part, label, Settings(**places, queue=f"recovery-{number}"), chance).run()
 
 
 class _Trial:
@@ -195,17 +195,16 @@ class _Trial:
         self._be_elsewhere()
         with contextlib.closing(_make_app(self._part.system, self._settings)) as app, self._fleet:
             seconds = [each for number in range(self._part.rounds) for each in self._round(app, number)]
-        rows = self._ledger.rows()
-        effects = [row for row in rows if row.what == "effect"]
-        times = [row.order for row in effects]
+        rows, effects = self._ledger.rows(), self._rows("effect")
         late = (row.time - self._leases[row.task_id] for row in effects if row.task_id in self._leases)
+        verdicts = judge_effects({row.order: PROMISES["exactly once"] for row in rows if row.order}, rows)
         return Recovery(
             part=self._part,
             broker=self._broker,
             seconds=tuple(seconds),
             after_lease=tuple(late),
-            conflicts=sum(row.what == "conflicted" for row in rows),
-            wrong=sum(times.count(each) != 1 for each in {row.order for row in rows if row.order}),
+            conflicts=len(self._rows("conflicted")),
+            wrong=sum(bool(each.problems) for each in verdicts),
         )
 
     def _round(self, app: Celery, number: int) -> list[float]:

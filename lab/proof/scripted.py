@@ -5,26 +5,20 @@ library takes clock and nonces from outside.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal
 from unittest import mock
-from uuid import uuid4
 
-from celery import Celery
-from celery.app.task import Context
-
-from celery_idempotent import IdempotentTask
 from celery_idempotent.engine import claim as claim_module
 from celery_idempotent.engine import delivery as delivery_module
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, ControlFlow, Delivery, Outcome
-from celery_idempotent.errors import KeyReused, LeaseLost, OutcomeUnknown, PolicyError, StoreMisconfigured
+from celery_idempotent.errors import KeyReused, LeaseLost, OutcomeUnknown, StoreMisconfigured
 from celery_idempotent.errors import StoreUnavailable as NoAnswer
-from celery_idempotent.integration.context import note_delivery
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import AtMostOnce, Keyed
 from celery_idempotent.protocol.effects import Effect as Declared
@@ -50,6 +44,9 @@ def arguments_of(number: int) -> str:
     return "ab"[number % 2]
 
 
+KEY = "k"
+"""Of the one operation."""
+
 START = 1_800_000_000_000
 """The store's clock when everything begins, in milliseconds."""
 
@@ -57,10 +54,6 @@ FENCED_OFF = "fenced off"
 """What a receiver answers to a token that is older than its fence."""
 
 _CODEC = Codec("json", frozenset({"application/json"}))
-
-
-class Retried(Exception):
-    """What a body raises when it has asked for a retry."""
 
 
 class Struck(Exception):
@@ -83,8 +76,6 @@ class Swap:
 @dataclass(frozen=True, slots=True)
 class Look:
     """What a transaction asks of the store before it is committed."""
-
-    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +205,7 @@ class _WorldTransaction:
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         if self._looks:
-            stored: Record | None = self._script.ask(Look(new.key))
+            stored: Record | None = self._script.ask(Look())
             if (stored.revision if stored else None) != expected:
                 return stored
         self._write = new, expected
@@ -259,14 +250,11 @@ class Deliveries:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._identities = _identities(program)
         # A transaction sees that its record has gone; that it looks only makes more worlds where none can go.
         self._looks = Fault.FORGOTTEN in program.besides
         self._script = _Script(0, [])
         #: Milliseconds between the clocks of two deliveries: claims before and after a loss have different tokens.
         self.apart = int(self._looks)
-        #: The keys of all records that there may be: more than one only if the library is broken.
-        self.keys = tuple(dict.fromkeys(identity.key for identity in self._identities))
 
     @contextmanager
     def numbered(self) -> Iterator[None]:
@@ -301,45 +289,26 @@ class Deliveries:
             outcome = self._delivered(script)
         except (LeaseLost, NoAnswer, OutcomeUnknown, KeyReused, CallFailed, Struck) as error:
             return None, type(error).__name__
-        except ExceptionGroup as group:
-            return None, type(group.exceptions[0]).__name__
-        except (Declined, PolicyError) as error:
+        except Declined as error:
             if program.raises is None:
                 raise
             return f"failure {error}" if program.has_outcome else None, "raised"
         return (str(outcome.value), "finished") if isinstance(outcome, Outcome) else (None, "conflict")
 
     def _delivered(self, script: _Script) -> Outcome | Conflict:
-        """Deliver the message, and what its body publishes in its place."""
-        store = _WorldStore(script, self._looks)
-
-        def delivery(identity: Identity) -> Delivery:
-            operation = self._operation(script, identity)
-            return Delivery(operation, store, _CODEC, script, ControlFlow((Retried,)), lambda event: None, script)  # type: ignore[arg-type]
-
-        *first, last = self._identities
-        if self._program.other_arguments:
-            last = replace(last, fingerprint=arguments_of(script.number))
-        for identity in first:
-            try:
-                return delivery(identity).run(self._body(script, retries=True))
-            except Retried:
-                continue
-        return delivery(last).run(self._body(script, retries=False))
-
-    def _operation(self, script: _Script, identity: Identity) -> Operation:
-        task_id = "message" if self._program.one_message else f"message {script.number}"
-        process = str(script.number) if self._program.one_machine else ""
-        return Operation(
-            identity=identity,
-            policy=self._program.policy,
+        store, program = _WorldStore(script, self._looks), self._program
+        operation = Operation(
+            identity=Identity(KEY, arguments_of(script.number) if program.other_arguments else None),
+            policy=program.policy,
             task="t",
-            task_id=task_id,
+            task_id="message" if program.one_message else f"message {script.number}",
             worker="w",
-            process=process,
+            process=str(script.number) if program.one_machine else "",
         )
+        delivery = Delivery(operation, store, _CODEC, script, ControlFlow(), lambda event: None, script)  # type: ignore[arg-type]
+        return delivery.run(self._body(script))
 
-    def _body(self, script: _Script, *, retries: bool) -> Body:
+    def _body(self, script: _Script) -> Body:
         program = self._program
 
         def body(attempt: Claim | None) -> str:
@@ -350,38 +319,15 @@ class Deliveries:
                 attempt.renew()
                 attempt.ensure_owned()
             handle = ProtectedAttempt(attempt, _CODEC, effects=_DECLARED.get(program.effect))
-            try:
-                self._have_effect(script, handle)
-            except Exception as error:
-                if program.grouped:
-                    raise ExceptionGroup("of a TaskGroup", [error]) from None
-                raise
+            _have_effect(script, program.effect, handle)
             if program.asks:
                 attempt.ensure_owned()
-            if retries:
-                raise Retried
             script.has_done = True
             if program.raises and not (program.other_arguments and arguments_of(script.number) != arguments_of(0)):
                 raise program.raises(f"by {script.number}")
             return f"by {script.number}"
 
         return body
-
-    def _have_effect(self, script: _Script, handle: ProtectedAttempt) -> None:
-        match self._program.excuses:
-            case "":
-                _have_effect(script, self._program.effect, handle)
-            case "another":
-                try:
-                    with handle.before_effects():
-                        raise Declined("before")
-                except Declined:
-                    _have_effect(script, self._program.effect, handle)
-            case "too late":
-                with suppress(CallFailed):
-                    _have_effect(script, self._program.effect, handle)
-                with handle.before_effects():
-                    raise Declined(f"by {script.number}")
 
 
 _DECLARED: Mapping[Effect, Mapping[str, Declared]] = {
@@ -413,27 +359,3 @@ def _have_effect(script: _Script, effect: Effect, handle: ProtectedAttempt) -> N
                 transaction.done(f"by {script.number}")
         case Effect.PROBE_ALONE:
             handle.fenced_step("effect", fence=lambda step: None, probe=ask("probe"), act=ask("act"))
-
-
-def _identities(program: Program) -> tuple[Identity, ...]:
-    """The identity of the message and, where the body retries, that of the message which its retry publishes."""
-    if not program.retries:
-        return (Identity("k", None),)
-    task = _task(program)
-    first = Context(id="message", args=[{"id": "o-1"}], kwargs={}, headers={})
-    identity = note_delivery(task, first).identity()
-    first.args[0]["charge"] = "c-1"  # a body keeps what its step returned
-    again = task.signature_from_request(first, first.args, first.kwargs, retries=1)
-    second = Context(id="message", args=again.args, kwargs=again.kwargs, headers=again.options["headers"])
-    return identity, note_delivery(task, second).identity()
-
-
-def _task(program: Program) -> IdempotentTask:
-    app = Celery("explored", set_as_current=False, broker="memory://")
-    app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True)
-
-    def fulfil(order: dict[str, str]) -> None:
-        pass
-
-    task: IdempotentTask = app.task(base=IdempotentTask, name=f"fulfil-{uuid4()}", idempotent=program.policy)(fulfil)
-    return task

@@ -1,12 +1,11 @@
 """Real processes, killed by SIGKILL at every point of an attempt and of every kind of effect, over a real store.
 
-A point is before and after each thing that store, body and receiver do: every point, every pair of points, then random
-sequences. Another sweep has no hook at all: ``strace`` kills the process at its n-th system call of a kind, for every n
-until the attempt ends normally. After the kills come two clean deliveries past the lease.
+A point is before and after each thing that store, body and receiver do: every point, every pair of points. Another
+sweep has no hook at all: ``strace`` kills the process at its n-th system call of a kind, for every n until the attempt
+ends normally. After the kills come two clean deliveries past the lease.
 
 What happened is counted by receivers that do what they are asked, as often as they are asked, by their own rules: a
 ledger without a unique constraint, an API that honours keys, an index that checks fences, a table of the store's own.
-Some kinds keep every result as an object: after each delivery, each object that the record points to must be there.
 
 A delivery that is to die is a fork of a warm parent, which goes on using the same store, as a worker's parent may.
 A client of DynamoDB costs more than all the rest of a delivery: there it is another one, made before the fork, which
@@ -16,7 +15,6 @@ had no connection then.
 import gc
 import itertools
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -27,12 +25,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
 
-import boto3
 from sqlalchemy import Column, MetaData, NullPool, String, Table, create_engine, func, insert, make_url, select
 
 from celery_idempotent.engine.attempt import ProtectedAttempt
@@ -40,45 +37,23 @@ from celery_idempotent.engine.claim import Claim, effect_key
 from celery_idempotent.engine.delivery import ControlFlow, Delivery
 from celery_idempotent.engine.events import Event
 from celery_idempotent.engine.heartbeat import Heartbeat
-from celery_idempotent.protocol.contents import ContentLost, Slot, contents_of
 from celery_idempotent.protocol.effects import AtMostOnce
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Step
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.objects import LargeResults, ObjectStore, open_large_results
-from celery_idempotent.stores.objects.folder import FolderObjects
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.stores.wrappers import Offloading
 from celery_idempotent.testing import StoreWrapper
-from lab.embedded.aws import REGION
 from lab.folders import temporary_folder
 from lab.ledger import Ledger
 from lab.ledger import Row as Fact
+from lab.proof import verdicts
 from lab.proof.flaws import FLAWS
 from lab.proof.jobs import Progress, fan_out, job, report
 from lab.proof.table import CONTROL, Row
 from lab.proof.targets import TARGETS, start
-from lab.proof.verdicts import (
-    CODEC,
-    FINAL,
-    PROMISES,
-    Promise,
-    Result,
-    Seen,
-    Tally,
-    Told,
-    Verdict,
-    breaches,
-    operation,
-    snapshot,
-    tell,
-)
-
-_MOST_KILLS = 4
-_POINTS = 10
-"""Bounds of random sequences: kills of one task, and how far into a delivery they reach."""
+from lab.proof.verdicts import CODEC, FINAL, PROMISES, Promise, Result, Seen, Tally, Told, Verdict, operation
 
 _SLACK = 11_000
 """Milliseconds beyond a lease: so much that no two processes' guesses at a server's clock differ by it."""
@@ -96,9 +71,6 @@ class Kind(StrEnum):
     FENCED_STEP = "fenced step"
     COMMIT = "commit"
     TRANSACTION = "transaction"
-    LARGE_RESULT = "step and result as objects"
-    LARGE_COMMIT = "commit of an object"
-    LARGE_TRANSACTION = "transaction with an object"
     TOKEN_ALONE = "fencing token alone"
 
     @cached_property
@@ -106,29 +78,24 @@ class Kind(StrEnum):
         if self.is_bare:
             return PROMISES[self]
         most = None if self is Kind.STEP else 1
-        return Promise(self, "rerun", most, keyed=self in _BY_KEY, doubtful=self is Kind.REFUSED_STEP)
+        return Promise(self, "rerun", most, keyed=self is Kind.KEYED_STEP, doubtful=self is Kind.REFUSED_STEP)
 
     @property
     def is_bare(self) -> bool:
         """Whether the body has its effect without a step."""
         return self in PROMISES
 
-    @property
-    def is_large(self) -> bool:
-        return "object" in self
-
 
 BARE = tuple(each for each in Kind if each.is_bare)
 EFFECTS = tuple(each for each in Kind if not each.is_bare)
-_BY_KEY = {Kind.KEYED_STEP, Kind.LARGE_RESULT}
 _FENCED = {Kind.FENCED_STEP, Kind.TOKEN_ALONE}
-_IN_TABLE = {Kind.COMMIT, Kind.TRANSACTION, Kind.LARGE_COMMIT, Kind.LARGE_TRANSACTION}
+_IN_TABLE = {Kind.COMMIT, Kind.TRANSACTION}
 
 
 def kinds_of(store: str) -> tuple[Kind, ...]:
     """The kinds of effect that a store of that name can serve."""
-    absent = set() if store == "dynamodb" else {Kind.COMMIT, Kind.LARGE_COMMIT}
-    absent |= set() if store in {"postgres", "mariadb", "sqlite"} else {Kind.TRANSACTION, Kind.LARGE_TRANSACTION}
+    absent = set() if store == "dynamodb" else {Kind.COMMIT}
+    absent |= set() if store in {"postgres", "mariadb", "sqlite"} else {Kind.TRANSACTION}
     return tuple(each for each in EFFECTS if each not in absent)
 
 
@@ -214,7 +181,7 @@ class _DyingStore(StoreWrapper):
             self._token = new.fencing_token
             self._points.note("claimed", token=new.fencing_token)
         if stored is not None and stored.status in FINAL:
-            self._points.note("final", reference=snapshot(stored), key=stored.status)
+            self._points.note("final", reference=verdicts.snapshot(stored), key=stored.status)
         self._points.reach(f"{name} {'stored' if won else 'refused'}, reply not read")
         return stored
 
@@ -243,27 +210,6 @@ class _DyingTransaction:
         self._transaction.commit()
         self._points.note("swap", task="completion", attempt=1)
         self._points.reach("committed, reply not read")
-
-
-class _DyingObjects:
-    """Objects whose every request is two points."""
-
-    def __init__(self, objects: ObjectStore, points: Points) -> None:
-        self._objects, self._points = objects, points
-
-    def put(self, name: str, data: bytes) -> None:
-        self._points.reach("before the object is written")
-        self._objects.put(name, data)
-        self._points.reach("object written, reply not read")
-
-    def get(self, name: str) -> bytes:
-        self._points.reach("before the object is read")
-        data = self._objects.get(name)
-        self._points.reach("object read")
-        return data
-
-    def delete(self, name: str) -> None:
-        raise AssertionError
 
 
 class _DynamoDBTable:
@@ -347,11 +293,9 @@ class _Attacker:
         self._store = FLAWS[flaw](_warm(url)) if isinstance(opened, DynamoDBStore) else self._own_store
         self._own_heartbeat, self._folder = Heartbeat(), folder
         self._ledger, self._read = Ledger(folder / "ledger"), 0
-        (folder / "objects").mkdir()
-        self._objects: ObjectStore = FolderObjects(folder / "objects")
         self._table: Any = None
         if isinstance(opened, DynamoDBStore):
-            self._objects, self._table = _bucket(opened), _DynamoDBTable(opened)
+            self._table = _DynamoDBTable(opened)
         elif isinstance(opened, SQLStore):
             self._table = _SQLTable(url)
         gc.collect()
@@ -365,8 +309,6 @@ class _Attacker:
         for kill in (*task.kills, *((Kill(0, late=False),) if task.early else ()), Kill(0), Kill(0)):
             ahead += lease * kill.late
             self._deliver(task, key, len(histories), ahead, kill)
-            if task.kind.is_large:
-                self._note_dangling(key)
             rows, self._read = self._ledger.since(self._read)
             histories.append(rows)
         struck = [any(row.what == "killed" for row in rows) for rows in histories[: len(task.kills)]]
@@ -378,15 +320,13 @@ class _Attacker:
         def deliver(store: Store, heartbeat: Heartbeat) -> None:
             # Without a hook nobody notes how far it came.
             dying: Any = _LaterStore(store, ahead) if kill.call else _DyingStore(store, ahead, points)
-            if task.kind.is_large:
-                dying = Offloading(dying, LargeResults(_DyingObjects(self._objects, points), over=0))
             delivered = operation(key, task.kind.promise, number)
 
             def observe(event: Event) -> None:
                 points.note("event", task=event.name)
 
             delivery = Delivery(delivered, dying, CODEC, heartbeat, ControlFlow(), observe)
-            told = tell(delivery, lambda claim: self._body(task, key, points, claim))
+            told = verdicts.tell(delivery, lambda claim: self._body(task, key, points, claim))
             points.reach("everything done, not acknowledged")
             points.note("told", task=told.how, reference=told.value or "")
 
@@ -428,9 +368,8 @@ class _Attacker:
         effect = noted("the effect", lambda step: points.note("effect", reference=step.key if step else receipt))
         if task.kind.is_bare:
             points.reach("the body begins")
-            self._renew(task, claim)
-            effect(None)
-            self._renew(task, claim)
+            for act in (claim.renew, partial(effect, None), claim.renew) if task.renews else (partial(effect, None),):
+                act()
             return receipt
         handle = ProtectedAttempt(
             claim, CODEC, effects={"effect": AtMostOnce()} if task.kind is Kind.REFUSED_STEP else None
@@ -449,11 +388,6 @@ class _Attacker:
             handle.step("effect", effect)
         return "done"
 
-    @staticmethod
-    def _renew(task: Task, claim: Claim) -> None:
-        if task.renews:
-            claim.renew()
-
     def _index(self, key: str) -> _Index:
         return _Index(self._folder / f"index-{key.rpartition(':')[2]}")
 
@@ -464,16 +398,6 @@ class _Attacker:
             return self._index(key).count()
         receipts = [row.reference for rows in histories for row in rows if row.what == "effect"]
         return len(set(receipts) if kind.promise.keyed else receipts)
-
-    def _note_dangling(self, key: str) -> None:
-        """Note what the record points to, and is not there or not what was written."""
-        record = self._own_store.get(key)
-        offloading = Offloading(self._own_store, LargeResults(self._objects, over=0))
-        for name, encoded in contents_of(record) if record else ():
-            try:
-                offloading.unpack(encoded, Slot(key, "result", name))
-            except ContentLost as error:
-                self._ledger.append(Fact(what="dangling", reference=str(error)))
 
 
 class _LaterStore(StoreWrapper):
@@ -517,14 +441,6 @@ def _warm(url: str) -> DynamoDBStore:
     return DynamoDBStore(store.table, client=lambda: client)
 
 
-def _bucket(store: DynamoDBStore) -> ObjectStore:
-    """A bucket on the same server."""
-    name, endpoint = f"objects-{uuid4().hex}", store._connected().meta.endpoint_url
-    session = boto3.session.Session("test", "test", region_name=REGION)
-    session.client("s3", endpoint_url=endpoint).create_bucket(Bucket=name)
-    return open_large_results(f"s3://test:test@{name}?endpoint={endpoint}&region={REGION}").objects
-
-
 def _judged(task: Task, histories: list[list[Fact]], effects: int) -> Verdict:
     """What must follow from the points at which deliveries died, against what the ledger says."""
     rows = [row for history in histories for row in history]
@@ -553,14 +469,13 @@ def _judged(task: Task, histories: list[list[Fact]], effects: int) -> Verdict:
         excused=again if task.kind.is_bare and task.kind is not Kind.EXACTLY_ONCE else None,
         may_be_unknown=is_traced or not task.kind.is_bare or bool(left("claimed")),
     )
-    problems = list(breaches(seen))
+    problems = list(verdicts.breaches(seen))
     if len({row.reference for row in finals}) > 1:
         problems.append("a final state was changed")
     if task.kind is Kind.AT_LEAST_ONCE and not is_traced and effects != 1 + again:
         problems.append(f"the body had its effect {effects} times, and {again} deliveries died after it")
     if task.kind is Kind.AT_MOST_ONCE and not is_traced and left("claimed") and not seen.unknown:
         problems.append("a claim was abandoned, and somebody ran again")
-    problems += [f"the record points to what is not there ({row.reference})" for row in of("dangling")]
     return Verdict(
         task=str(task),
         promise=task.kind,
@@ -604,13 +519,6 @@ def _pairs(attack: _Attack, kinds: Iterable[Kind], share: int, of: int) -> None:
                     break
 
 
-def _random_task(seed: int, number: int) -> Task:
-    rng = random.Random(f"{seed}:{number}")
-    task = rng.choice(_variants(BARE))
-    kills = tuple(Kill(rng.randint(1, _POINTS), rng.random() < 0.7) for _ in range(rng.randint(1, _MOST_KILLS)))
-    return replace(task, kills=kills, early=rng.random() < 0.3)
-
-
 def _system_calls(attack: _Attack, kinds: Iterable[Kind], calls: Sequence[str], share: int, of: int) -> None:
     """Every system call by which an attempt talks to the store or to its ledger."""
     for kind, call in list(itertools.product(kinds, (*calls, "write")))[share::of]:
@@ -631,8 +539,6 @@ def sweep(
     how: str,
     kinds: Sequence[str] = BARE,
     *,
-    tasks: int = 0,
-    seed: int = 0,
     progress: Progress = lambda done: None,
     processes: int = 2,
     target: str = "dynamodb",
@@ -643,8 +549,8 @@ def sweep(
 
     Args:
         how: ``"brief"`` (every point once), ``"singles"`` (and with renewals, and early clean deliveries), ``"points"``
-            (singles, pairs, and random sequences until ``tasks`` are done) or ``"system calls"``.
-        kinds: What bodies do; random sequences take all bare ones.
+            (singles and pairs) or ``"system calls"``.
+        kinds: What bodies do.
         target: The kind of store, by its name in :data:`lab.proof.targets.TARGETS`.
         url: The store to use; default: a new one.
         flaw: What is broken on purpose, by its name in :data:`lab.proof.flaws.FLAWS`.
@@ -653,7 +559,7 @@ def sweep(
     with ExitStack() as stack:
         place = url or stack.enter_context(start(target)).url
         began = time.monotonic()
-        common = {"how": how, "kinds": kinds, "tasks": tasks, "seed": seed, "url": place, "flaw": flaw}
+        common = {"how": how, "kinds": kinds, "url": place, "flaw": flaw}
         for found in fan_out("lab.proof.sweep", {**common, "calls": TARGETS[target].calls}, processes):
             tally.add(Verdict.from_json(found))
             points.update(found["faults"])
@@ -663,15 +569,14 @@ def sweep(
         store=TARGETS[target].label,
         campaign=campaign if set(kinds) <= set(BARE) else f"{campaign} of an effect",
         seconds=round(time.monotonic() - began, 1),
-        seed=seed if tasks else None,
     )
     rows = [replace(row, system=CONTROL) if row.promise == Kind.TOKEN_ALONE else row for row in rows]
     return Result(tally, rows, points)
 
 
-def run(target: str, progress: Progress, *, tasks: int, seed: int) -> list[Row]:
-    """Every point and, with ``tasks``, every pair and random sequences; every system call, where that can be traced."""
-    rows = sweep("points" if tasks else "singles", target=target, tasks=tasks, seed=seed, progress=progress).rows
+def run(target: str, progress: Progress, how: str) -> list[Row]:
+    """One sweep of bare bodies; then every system call, where that can be traced."""
+    rows = sweep(how, target=target, progress=progress).rows
     if why_no_ptrace() is None:
         rows += sweep("system calls", target=target, progress=progress).rows
     return rows
@@ -679,16 +584,14 @@ def run(target: str, progress: Progress, *, tasks: int, seed: int) -> list[Row]:
 
 def _work(given: Mapping[str, Any]) -> None:
     """In a worker process: attack this share of the tasks."""
-    done, share, of = 0, given["share"], given["of"]
+    share, of = given["share"], given["of"]
     kinds = [Kind(each) for each in given["kinds"]]
     with temporary_folder() as folder:
         attacker = _Attacker(given["url"], folder, given["flaw"])
 
         def attack(task: Task) -> bool:
-            nonlocal done
             verdict, struck = attacker.attack(task)
             report(asdict(verdict))
-            done += 1
             return struck
 
         if given["how"] == "system calls":
@@ -700,10 +603,6 @@ def _work(given: Mapping[str, Any]) -> None:
             _everywhere(attack, [*_variants(kinds), *early], share, of)
         if given["how"] == "points":
             _pairs(attack, kinds, share, of)
-            for number in itertools.count(share, of):
-                if done >= given["tasks"] / of:
-                    break
-                attack(_random_task(given["seed"], number))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -29,8 +28,6 @@ class Row:
         healed: Replies that were lost and recognised as the sender's own write; None where nobody could look.
         unknown: Operations that ended UNKNOWN; of these, ``unexplained`` ones without an injected fault.
         stuck: Tasks that a clean delivery after the last lease could not finish.
-        not_published: Messages that ``publish="once"`` did not send.
-        recovery: p50, p95 and maximum of the time from a crash to the outcome, in leases.
         extra_requests: Store requests per task beyond the two of a clean run.
         seed: What reproduces it.
     """
@@ -52,8 +49,6 @@ class Row:
     unexplained: int = 0
     stuck: int = 0
     violations: int
-    not_published: int = 0
-    recovery: tuple[float, float, float] | None = None
     extra_requests: float | None = None
     seconds: float
     seed: int | None = None
@@ -72,12 +67,9 @@ def save(campaign: str, rows: Iterable[Row], folder: Path = FOLDER, **besides: o
 
 def read(folder: Path = FOLDER) -> list[Row]:
     documents = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
-    return [_row(each) for document in documents for each in document.get("rows", [])]
-
-
-def _row(values: dict[str, Any]) -> Row:
-    recovery = values["recovery"]
-    return Row(**{**values, "recovery": tuple(recovery) if recovery else None})
+    known = {each.name for each in fields(Row)}  # an older table had more
+    rows = (row for document in documents for row in document.get("rows", []))
+    return [Row(**{name: value for name, value in row.items() if name in known}) for row in rows]
 
 
 def as_table(rows: Iterable[Row]) -> Table:
