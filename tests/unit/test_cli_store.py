@@ -2,6 +2,7 @@
 # mypy: allow-untyped-decorators
 
 import builtins
+import json
 import re
 import time
 import warnings
@@ -47,9 +48,6 @@ def app(store: Counted) -> Celery:
     return an_app(idempotency_store=store)
 
 
-# -- stats and watch
-
-
 def test_stats_count_by_status_and_task(app: Celery) -> None:
     """With the oldest of each, and what is forgotten apart from what counts."""
     now = app.conf.idempotency_store.now()
@@ -66,12 +64,11 @@ def test_stats_count_by_status_and_task(app: Celery) -> None:
     assert "IN_PROGRESS  2        1 h\n" in shown
 
 
-@pytest.mark.parametrize(("ahead", "side"), [(3_600_000, "ahead"), (-3_600_000, "behind")])
-def test_stats_tell_how_far_the_stores_clock_is_off(app: Celery, ahead: int, side: str) -> None:
+def test_stats_tell_how_far_the_stores_clock_is_off(app: Celery) -> None:
     """Ages and leases are by the store's."""
-    app.conf.idempotency_store = MemoryStore(lambda: time.time_ns() // 1_000_000 + ahead)
-    assert told(app, "stats")["clock_offset_ms"] == pytest.approx(ahead, abs=60_000)
-    assert re.search(rf"the store's clock is 3[56]\d{{5}} ms {side}", run(app, "stats").stdout)
+    app.conf.idempotency_store = MemoryStore(lambda: time.time_ns() // 1_000_000 - 3_600_000)
+    assert told(app, "stats")["clock_offset_ms"] == pytest.approx(-3_600_000, abs=60_000)
+    assert re.search(r"the store's clock is 3[56]\d{5} ms behind", run(app, "stats").stdout)
 
 
 def test_stats_tell_what_waits_in_the_outbox(app: Celery, tmp_path: Path) -> None:
@@ -79,13 +76,11 @@ def test_stats_tell_what_waits_in_the_outbox(app: Celery, tmp_path: Path) -> Non
     app.conf.idempotency_store = store = SQLStore(f"sqlite:///{tmp_path}/records.sqlite")
     store.provision()
     assert told(app, "stats")["outbox"] == {"depth": 0, "oldest_age": None}
-    assert "outbox: 0 wait; " in run(app, "stats").stdout
     transaction = store.begin()
     transaction.enqueue(OutboxMessage("t", "{}", "application/json"))
     transaction.commit()
-
-    made = told(app, "stats")
-    assert (made["outbox"]["depth"], made["outbox"]["oldest_age"] >= 0, made["oldest_in_progress"]) == (1, True, None)
+    made = told(app, "stats")["outbox"]
+    assert (made["depth"], made["oldest_age"] >= 0) == (1, True)
     assert "outbox: 1 wait, the oldest for 0 s; " in run(app, "stats").stdout
     store.close()
 
@@ -101,13 +96,8 @@ def test_watch_counts_again_until_it_is_interrupted(app: Celery, monkeypatch: py
             raise KeyboardInterrupt
 
     monkeypatch.setattr(PAUSE, pause)
-
-    looks = run(app, "watch", "--every", "7", "--json").stdout.splitlines()
-    assert [re.findall(r'"by_status": {(.*?)}', each) for each in looks] == [
-        [""],
-        ['"IN_PROGRESS": 1'],
-        ['"IN_PROGRESS": 2'],
-    ]
+    looks = [json.loads(each) for each in run(app, "watch", "--every", "7", "--json").stdout.splitlines()]
+    assert [each["by_status"] for each in looks] == [{}, {"IN_PROGRESS": 1}, {"IN_PROGRESS": 2}]
     assert run(app, "watch", "--every", "7").stdout.count("the store's clock") == 3
     assert pauses == [7] * 6
 
@@ -136,9 +126,6 @@ def test_watch_draws_on_a_terminal_and_outlasts_an_outage(
     assert watched.stderr.count("timed out") == 1
 
 
-# -- purge
-
-
 def _outcomes(app: Celery, count: int, age: int = 60) -> list[Record]:
     past = app.conf.idempotency_store.now() // 1000 - age
     return [keep(app, status=Status.COMPLETED, expires_at=past) for _ in range(count)]
@@ -148,11 +135,11 @@ def test_purge_deletes_what_is_forgotten_and_nothing_else(app: Celery, store: Co
     """Outcomes past their expiry go, in batches until one is empty; what still counts or never expires stays."""
     _outcomes(app, 5)
     kept = [*_outcomes(app, 1, age=-60), *(keep(app, status=each, updated_at=1, lease_until=1) for each in Status)]
-
-    result = run(app, "purge", "--batch", "2")
-
-    assert (result.stdout, result.stderr) == ("5 outcomes deleted\n", "")
+    made = told(app, "purge", "--batch", "2")
+    assert made == {"store": "memory://", "outcomes": 5, "released": None, "abandoned": None}
     assert (store.limits, list(store.scan())) == ([2, 2, 2, 2], kept)
+    app.conf.idempotency_store = StoreWrapper(store)  # as if it forgot by itself
+    assert told(app, "purge")["outcomes"] is None
 
 
 def test_purge_stops_at_the_maximum(app: Celery, store: Counted) -> None:
@@ -169,28 +156,11 @@ def test_purge_stops_at_the_maximum(app: Celery, store: Counted) -> None:
 
 def test_released_records_are_deleted_only_when_old(app: Celery, store: Counted) -> None:
     """The age counts from the last write, on the store's clock, and only what is RELEASED goes."""
-    now = store.now()
     kept = [keep(app, status=each, updated_at=1) for each in Status if each is not Status.RELEASED]
-    kept.append(keep(app, status=Status.RELEASED, updated_at=now - 2 * DAY + 60_000))
-    keep(app, status=Status.RELEASED, updated_at=now - 2 * DAY - 1)
-
+    kept.append(keep(app, status=Status.RELEASED, updated_at=store.now() - 2 * DAY + 60_000))
+    keep(app, status=Status.RELEASED, updated_at=store.now() - 2 * DAY - 1)
     assert run(app, "purge", "--released-before", "2").stdout == "0 outcomes deleted\n1 released records deleted\n"
     assert list(store.scan()) == kept
-
-
-def test_purge_tells_programs_what_it_did(app: Celery, store: Counted) -> None:
-    """What was not asked for is null, as is what a store that forgets by itself does without being asked."""
-    _outcomes(app, 3)
-    keep(app, status=Status.RELEASED, updated_at=1)
-
-    assert told(app, "purge") == {"store": "memory://", "outcomes": 3, "released": None, "abandoned": None}
-    app.conf.idempotency_store = StoreWrapper(store)
-    assert "deletes outcomes by itself" in run(app, "purge").stdout
-    made = told(app, "purge", "--released-before", "0.5")
-    assert (made["outcomes"], made["released"]) == (None, 1)
-
-
-# -- tables
 
 
 def test_ddl_prints_the_tables_of_the_store(app: Celery) -> None:
@@ -250,9 +220,7 @@ def test_provision_says_what_was_missing(app: Celery) -> None:
     """And nothing where nothing was; what is warned of twice is told once."""
     app.conf.idempotency_store = Lacking()
     first = run(app, "provision")
-    assert first.stdout == "memory:// is ready; what was missing is there now\n"
-    assert first.stderr == "Warning: maxmemory-policy=allkeys-lru\n"
-    assert run(app, "provision").stdout == "memory:// is ready; nothing was missing\n"
+    assert (first.exit_code, first.stderr) == (0, "Warning: maxmemory-policy=allkeys-lru\n")
     assert told(app, "provision") == {"store": "memory://", "lacked": None}
     app.conf.idempotency_store = Lacking()
     assert told(app, "provision")["lacked"] == "no table"
