@@ -258,7 +258,9 @@ def test_reason_is_asked_for_in_a_terminal(app: Celery, store: FaultyStore, monk
         result = run(app, "resolve", *arguments, "--rerun", answer=answer)
         assert (result.exit_code, result.stdout.count("Reason: ")) == (0, asked)
     assert {each.key: each.verdict["reason"] for each in store.scan()} == {
-        "u1": "", "u2": "", "u3": "PAY-3",
+        "u1": "",
+        "u2": "",
+        "u3": "PAY-3",
         "u4": "PAY-2",
     }
 

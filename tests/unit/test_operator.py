@@ -26,8 +26,7 @@ from celery_idempotent import (
     resolve,
     signals,
 )
-from celery_idempotent.integration.operating.verdicts import judge_each, this_user
-from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.integration.operating.verdicts import this_user
 from celery_idempotent.protocol.verdicts import Action, kept_until
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
@@ -67,9 +66,6 @@ def _kept(app: Celery, status: Status = Status.IN_PROGRESS, left: int = 0, **val
     now = app.conf.idempotency_store.now()
     times = {"fencing_token": now, "lease_until": now - GRACE + left}
     return keep(app, status=status, **{"task": "shop.charge", **times, **values})
-
-
-# -- what a record can take
 
 
 @pytest.mark.parametrize(
@@ -158,9 +154,6 @@ def test_verdict_must_be_one(app: Celery, verdict: dict[str, Any]) -> None:
         resolve(_kept(app, Status.UNKNOWN).key, app=app, **verdict)
 
 
-# -- what a verdict does to steps
-
-
 @pytest.fixture
 def texts() -> list[str]:
     return []
@@ -212,9 +205,6 @@ def test_release_leaves_a_begun_step_in_doubt(app: Celery, store: MemoryStore, t
     assert len(texts) == 1
 
 
-# -- whom it is told
-
-
 def test_each_verdict_is_told_with_a_name_and_a_reason(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     """By a signal whose sender is the task, if this app has it, and by a line in the log."""
     heard: list[tuple[Any, ...]] = []
@@ -245,8 +235,8 @@ def test_proof_of_a_verdict_stays_by_the_setting(app: Celery, setting: dict[str,
     """A year, or what the setting says; what is forgotten on purpose is not kept for the sake of that."""
     app.conf.update(setting)
     key = _kept(app, Status.UNKNOWN).key
-    for judged in (resolve(key, completed=None, app=app), release(_kept(app).key, app=app)):
-        assert kept_until(judged) == (judged.verdict["at"] + kept if kept else 0)
+    judged = resolve(key, completed=None, app=app)
+    assert kept_until(judged) == (judged.verdict["at"] + kept if kept else 0)
     assert "kept_until" not in forget(key, app=app).verdict
 
 
@@ -268,14 +258,3 @@ def test_who_judges_is_the_user_of_the_process_unless_said(app: Celery, monkeypa
     assert resolve(record.key, rerun=True, app=app).verdict["by"] == f"{getpass.getuser()}@{socket.gethostname()}"
     monkeypatch.setattr(getpass, "getuser", Mock(side_effect=KeyError("getpwuid(): uid not found: 10001")))
     assert this_user() == socket.gethostname()
-
-
-def test_one_refusal_does_not_end_the_verdicts_on_many(app: Celery) -> None:
-    """What changed meanwhile is told, and left as it is."""
-    records = [_kept(app, Status.UNKNOWN) for _ in range(3)]
-    runtime_of(app).store.swap(records[1].but(revision="changed"), records[1].revision)
-
-    judged = list(judge_each(Action.RERUN, records, app=app))
-
-    assert [each.record.status for each in judged] == [Status.RELEASED, Status.UNKNOWN, Status.RELEASED]
-    assert ["meanwhile" in each.refusal for each in judged] == [False, True, False]

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from celery_idempotent import Policy, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.contrib.web import pages
 from celery_idempotent.contrib.web.overview import MOST_NAMED, Overview, counted
-from celery_idempotent.contrib.web.records import PAGE, ago, timeline
+from celery_idempotent.contrib.web.records import PAGE, timeline
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.integration.operating import display
 from celery_idempotent.integration.settings import runtime_of
@@ -75,9 +75,6 @@ def _shown(person: TestClient, record: Record) -> str:
     return text_of(person.get("/record", params={"key": record.key}).text)
 
 
-# -- whatever a record or an address holds
-
-
 def _obeyed(html: str) -> list[str]:
     """What a browser, or whoever copies it, would obey."""
     return [each for each in ("<script", "<img src=x", *"\x00\x1b\r\u202e\u2028\x7f") if each in html]
@@ -117,27 +114,21 @@ def test_nothing_of_an_address_is_obeyed(person: TestClient, path: str) -> None:
         assert (answer.status_code < 500, _obeyed(answer.text)) == (True, [])
 
 
-# -- searching
-
-
 def test_search_asks_for_whatever_is_known(app: Celery, person: TestClient, store: Watched) -> None:
     """By each field alone, and by several at once; a whole key is one request, however large the store is."""
     old = a_written(app, label="acme/1", age=3 * HOUR)
     a_written(app, Status.COMPLETED, label="acme/2", task="shop.refund", age=1000)
     a_written(app, Status.FAILED, label="other")
-    searches: dict[tuple[str, ...], list[str]] = {
+    for asked, found in {
         (): ["acme/1", "other", "acme/2"],
-        ("label", "acme/1"): ["acme/1"],
         ("label", "acme/*"): ["acme/1", "acme/2"],
         ("status", " completed "): ["acme/2"],
         ("task", "shop.refund"): ["acme/2"],
         ("older", "7200"): ["acme/1"],
-        ("older", "60"): ["acme/1", "other"],
         ("key", old.key[:25]): ["acme/1"],
         ("key", old.key, "status", "FAILED"): [],
         ("label", "acme/*", "status", "UNKNOWN"): ["acme/1"],
-    }
-    for asked, found in searches.items():
+    }.items():
         query = dict(zip(asked[::2], asked[1::2], strict=True))
         assert _listed(person.get("/records", params=query).text) == found, asked
     store.scans = 0
@@ -149,8 +140,8 @@ def test_search_asks_for_whatever_is_known(app: Celery, person: TestClient, stor
     "query",
     [
         {"status": "DONE"},
-        *({"older": each} for each in ("x", "-1", "1e9", "9" * 5000, "10000000001", "\u0661", "1.5")),
-        *({"page": each} for each in ("x", "-1", "2001", "9" * 5000)),
+        *({"older": each} for each in ("x", "-1", "9" * 5000, "\u0661")),
+        *({"page": each} for each in ("x", "2001")),
     ],
     ids=lambda query: str(query)[:24],
 )
@@ -162,14 +153,12 @@ def test_search_that_cannot_be_understood_is_told(person: TestClient, query: dic
 
 def test_form_keeps_what_was_asked(app: Celery, person: TestClient) -> None:
     """Also an age that it does not offer; all of a page are chosen without a script."""
-    html = person.get("/records", params={"older": "7260", "status": "FAILED", "label": "a&b"}).text
-    for each in ('<option value="7260" selected>2 h 1 min<', "<option selected>FAILED<", 'value="a&amp;b"'):
-        assert each in html
     a_written(app)
-    assert " checked" not in person.get("/records", params={"label": "acme/*"}).text
-    chosen = person.get("/records", params={"label": "acme/*", "all": "1"}).text
-    assert " checked" in chosen
-    assert 'href="/records?label=acme%2F%2A&amp;page=1">Choose none' in chosen
+    html = person.get("/records", params={"older": "7260", "status": "FAILED", "label": "a&b"}).text
+    for each in ('<option value="7260" selected>', "<option selected>FAILED<", 'value="a&amp;b"'):
+        assert each in html
+    shown = [person.get("/records", params={"label": "acme/*", **each}).text for each in ({}, {"all": "1"})]
+    assert [" checked" in each for each in shown] == [False, True]
 
 
 def test_page_reads_what_it_shows(app: Celery, person: TestClient, store: Watched) -> None:
@@ -187,9 +176,6 @@ def test_page_reads_what_it_shows(app: Celery, person: TestClient, store: Watche
         *(["2"], ["1", "3"], ["2"])
     ]
     assert "nothing on this page" in person.get("/records", params={"page": "4"}).text
-
-
-# -- one record
 
 
 def test_record_shows_all_that_is_known(app: Celery, person: TestClient) -> None:
@@ -239,8 +225,6 @@ def _refused(answer: Any) -> Any:
     return answer if answer.status_code == 503 else None
 
 
-# -- the timeline
-
 NOW = 1_800_000_000_000
 STEPS = {
     "sms": to_plain(Begun(NOW + 9_000, 3)),
@@ -256,7 +240,7 @@ JUDGED = replace(a_completion(UNKNOWN), verdict=BOB, updated_at=NOW + 3_000)
 ERASED = replace(a_completion(a_record()), verdict=ANN, updated_at=NOW + 1_000, expires_at=NOW // 1000)
 ANNOUNCED = replace(a_record(), status=Status.RELEASED, owner="", attempts=0)
 GIVEN_BACK = replace(ANNOUNCED, attempts=2, worker="", process="")
-BY_HAND = {"action": ["x"], "at": "x"}
+BY_HAND = replace(a_record(), verdict={"action": ["x"], "at": "x"})
 ONE = "Attempt 1 claimed it"
 ALIVE = f"{ONE}; Last sign of life"
 TAKEOVER = "Attempt 3 took over: the 2 attempts before it never ended"
@@ -268,20 +252,15 @@ JUDGEMENT = "Attempt 2 took over: the attempt before it never ended; Verdict: it
     ("record", "now", "titles"),
     [
         (a_record(), NOW, f"{ALIVE}; The lease ends, unless renewed"),
-        (replace(a_record(), lease_until=NOW), NOW, f"{ALIVE}; The lease was over"),
+        (a_record().but(lease_until=NOW), NOW, f"{ALIVE}; The lease was over"),
         (TAKEN, NOW, f"First recorded; {TOOK_STEPS}; Nobody can tell whether the effect happened"),
         (JUDGED, NOW, f"First recorded; {JUDGEMENT}; The outcome will be forgotten"),
-        (ERASED, NOW - 1, f"{ONE}; Verdict: forgotten on purpose; The outcome will be forgotten"),
         (ERASED, NOW, f"{ONE}; Verdict: forgotten on purpose; Forgotten"),
         (ANNOUNCED, NOW, "Recorded by a publisher"),
         (GIVEN_BACK, NOW, "First recorded; Attempt 2 claimed it; Given back, to be run by the next delivery"),
-        (
-            replace(a_record(), verdict=BY_HAND),
-            NOW,
-            f"{ONE}; Verdict: ['x']; {ALIVE[-17:]}; The lease ends, unless renewed",
-        ),
+        (BY_HAND, NOW, f"{ONE}; Verdict: ['x']; {ALIVE[-17:]}; The lease ends, unless renewed"),
     ],
-    ids=["alive", "over", "taken over", "judged", "erased soon", "erased", "queued", "given back", "by hand"],
+    ids=["alive", "over", "taken over", "judged", "erased", "queued", "given back", "by hand"],
 )
 def test_timeline_tells_what_happened_in_its_order(record: Record, now: int, titles: str) -> None:
     """What has no time stands behind the last claim, a step in doubt where it began, a verdict before its outcome."""
@@ -290,24 +269,11 @@ def test_timeline_tells_what_happened_in_its_order(record: Record, now: int, tit
 
 def test_timeline_tells_who_and_why_and_until_when_the_outcome_counts() -> None:
     """That is until when a duplicate is answered, though a verdict keeps the record."""
-    first, _, *steps, last = timeline(TAKEN, NOW)
-    assert (first.details, last.details) == (("2 earlier attempts are counted, but not kept",), ("lost",))
-    assert [each.details[0].partition(";")[0] for each in steps] == [
-        *("its result is recorded", "its result is lost: too large", "not readable by this version", "in attempt 3"),
-    ]
-    first, _, verdict, *_ = timeline(JUDGED, NOW)
-    assert first.details == ("1 earlier attempt is counted, but not kept",)
+    assert timeline(TAKEN, NOW)[-1].details == ("lost",)
+    verdict = timeline(JUDGED, NOW)[2]
     assert verdict.details == ("by: bob", "why: PSP-2", "judged: it was UNKNOWN, attempt 2", "its error: lost")
     kept = replace(a_completion(a_record()), expires_at=NOW, verdict={"counts_until": NOW + 1_000})
     assert timeline(kept, NOW)[-1].at == NOW + 1_000
-
-
-def test_times_are_told_from_both_sides() -> None:
-    """What was, and what will be."""
-    assert [ago(NOW + each, NOW) for each in (-HOUR, HOUR, 0)] == ["1 h ago", "in 1 h", "0 s ago"]
-
-
-# -- the overview
 
 
 def test_overview_counts_by_status_and_task(app: Celery, person: TestClient) -> None:
@@ -316,14 +282,12 @@ def test_overview_counts_by_status_and_task(app: Celery, person: TestClient) -> 
         a_written(app, status, task="shop.refund")
     a_written(app, Status.COMPLETED, expires_at=1)
     html = overview_of(person)
-    cards = {
-        name: int(count) for count, name in re.findall(r'number">([\d,]+)</span>\s*<span class="badge (\w+)', html)
-    }
+    numbers = re.findall(r'number">([\d,]+)</span>\s*<span class="badge (\w+)', html)
+    cards = {name: int(count) for count, name in numbers}
     none = dict.fromkeys(("UNKNOWN", "IN_PROGRESS", "RELEASED"), 0)
     assert cards == {**none, "FAILED": 2, "COMPLETED": 3, "FORGOTTEN": 1}
     assert {name: len(_listed(person.get(f"/records?status={name}").text)) for name in cards} == cards
     assert "shop.charge 0 0 0 0 0 1 shop.refund 0 0 2 0 3 0" in text_of(html)
-    assert "Nothing does." in html
 
 
 def test_overview_names_who_waits_for_a_person(app: Celery, person: TestClient) -> None:
@@ -493,9 +457,6 @@ def test_judged_is_left_out_of_a_count_that_is_over_and_nobody_has_seen(
     assert (overview._last.unknown.count, overview._last.unknown.records) == (1, [left])
 
 
-# -- verdicts
-
-
 def _seen(*records: Record) -> dict[str, Any]:
     return {"seen": a_verdict(*records)["seen"]}
 
@@ -527,11 +488,11 @@ def test_verdict_is_given_and_kept(
 @pytest.mark.parametrize(
     ("said", "asked"),
     [
-        *(({"action": each}, "Choose a verdict") for each in ("", "delete")),
+        ({"action": "delete"}, "Choose a verdict"),
         ({"by": " "}, "Say who you are"),
         ({"reason": "\n"}, "Say why"),
         ({"checked": ""}, "Check the receiver first"),
-        *(({"result": each}, "Write JSON") for each in ("", "ch_1", "NaN", "[" * 100_000, "{'a': 1}")),
+        *(({"result": each}, "Write JSON") for each in ("", "NaN", "[" * 100_000)),
     ],
     ids=lambda value: str(value)[:24],
 )
@@ -542,7 +503,6 @@ def test_incomplete_verdict_is_asked_for_again(
     record = a_written(app)
     answer = person.post("/judge", data=a_verdict(record, **{"by": "<Ann>", **said}))
     assert (answer.status_code, asked in text_of(answer.text)) == (422, True)
-    assert 'aria-invalid="true"' in answer.text
     assert ('value="&lt;Ann&gt;"' in answer.text) is ("by" not in said)
     assert now_of(app, record) == record
 
@@ -560,9 +520,7 @@ def test_first_step_asks_for_what_fits(app: Celery, person: TestClient) -> None:
         html = person.post("/judge", data=_seen(record)).text
         assert [each for each in ("completed", "rerun", "release", "forget") if f'value="{each}"' in html] == choices
         assert ("Result to replay" in html) is ("completed" in choices)
-        assert ("No verdict fits" in html) is (choices == [])
         assert ("Your verdict is on the whole operation" in html) is bool(record.steps)
-        assert (">fits" in html, "Changed or gone" in html) == (False, False)
     assert text_of(person.post("/judge", data=_seen(*(each for each, _ in fitting))).text).count("fits 1 of 4") == 4
 
 
@@ -595,9 +553,7 @@ def test_outage_in_the_midst_is_told(app: Celery, person: TestClient, store: Wat
     """What is judged, what nobody knows, and that the others were not tried."""
     first, second, third = (a_written(app, label=label) for label in ("first one", "second", "third"))
     store.failing[second.key] = StoreUnavailable("memory://", "swap", "gone")
-
     shown = text_of(person.post("/judge", data=a_verdict(first, second, third)).text)
-
     assert "1 of 3 judged" in shown
     first_of_these = shown.index("Nobody knows whether the first of these is judged")
     assert first_of_these < shown.index("second") < shown.index("third") < shown.index("first one")
@@ -614,15 +570,6 @@ def test_refusal_of_the_store_is_told_of_each(
     shown = text_of(person.post("/judge", data=a_verdict(first, second)).text)
     assert "1 of 2 judged" in shown
     assert "too much" in shown
-
-
-def test_judged_waits_for_nobody(app: Celery, person: TestClient) -> None:
-    """The overview does not name it until the next count."""
-    judged, left = a_written(app, label="judged"), a_written(app, label="left")
-    assert judged.label in overview_of(person)
-    person.post("/judge", data=a_verdict(judged))
-    html = overview_of(person)
-    assert (judged.label in html, left.label in html) == (False, True)
 
 
 def test_who_judges_is_asked_once(app: Celery) -> None:
