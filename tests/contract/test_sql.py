@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from celery_idempotent.errors import StoreMisconfigured
-from celery_idempotent.protocol.store import Outbox, PurgeableStore, Store, TransactionalStore, VerifiableStore
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record
@@ -30,26 +30,9 @@ class TestSQL(StoreContract, PurgeableContract, VerifiableContract):
         with database.reopened("t_missing") as store:
             yield store
 
-    def test_says_what_it_can_do(self, store: SQLStore) -> None:
-        """The commands and a worker at its start ask the store itself."""
-        assert all(isinstance(store, each) for each in (VerifiableStore, PurgeableStore, TransactionalStore, Outbox))
-
     def reopen(self, store: Store) -> Store:
         assert isinstance(store, SQLStore)
         return SQLStore(store._given or store._url, table=store.table.name)
-
-
-class TestOwnEngine(TestSQL):
-    """Through an engine as a user has one, which begins and ends transactions unless it is told not to."""
-
-    @pytest.fixture
-    def database(self, postgresql: Database) -> Database:
-        return postgresql
-
-    @pytest.fixture
-    def store(self, database: Database) -> Iterator[SQLStore]:
-        with database.store() as provisioned, database.engine(pool_size=20) as engine:
-            yield SQLStore(engine, table=provisioned.table.name)
 
 
 class TestOwnEngineWithHooks(TestSQL):

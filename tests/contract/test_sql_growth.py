@@ -135,13 +135,8 @@ def test_purge_goes_on_where_a_batch_had_enough(
             for each in kept:
                 _operations(store, 3)
                 store.swap(each, None)
-
-            batches = list(iter(lambda: store.purge(7), 0))
-
-            assert (sum(batches), set(batches[:-1])) == (90, {7})
+            assert [*iter(lambda: store.purge(7), 0)] == [7] * 12 + [6]
             assert {each.key for each in store.scan()} == {each.key for each in kept}
-            _operations(store, 1)
-            assert store.purge(1) == 1
             for each in kept:
                 store.delete(each.key, each.revision)
 
@@ -170,9 +165,7 @@ def test_purge_comes_around(postgresql: Database, monkeypatch: pytest.MonkeyPatc
         postgresql.do(f"UPDATE {store.table.name} SET expires_at = {2**40}")
         _operations(store, 60)
         assert store.purge(50) == 50
-
         postgresql.do(f"UPDATE {store.table.name} SET expires_at = 1")
-
         assert sum(iter(lambda: store.purge(50), 0)) == 30
 
 

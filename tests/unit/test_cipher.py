@@ -74,9 +74,10 @@ def test_key_is_text_or_bytes_alone_or_in_a_list(form: Any) -> None:
 
 
 def test_first_key_encrypts_and_all_decrypt() -> None:
-    """As with MultiFernet, whose keys these are."""
+    """As with MultiFernet, whose keys these are; no key is shown."""
     before, during, after = KeyRing(OLD), KeyRing([NEW, OLD]), KeyRing([NEW])
     assert MultiFernet([Fernet(NEW), Fernet(OLD)])
+    assert not [each for each in (OLD, NEW) if each.decode() in repr(during)]
 
     assert during.decrypt(before.encrypt(b"old", SLOT), SLOT) == b"old"
     assert after.decrypt(during.encrypt(b"new", SLOT), SLOT) == b"new"
@@ -84,8 +85,7 @@ def test_first_key_encrypts_and_all_decrypt() -> None:
         before.decrypt(during.encrypt(b"new", SLOT), SLOT)
 
 
-BAD: list[Any] = [[], "", b"", "secret", OLD[:-1], OLD[:20], OLD + OLD, OLD.replace(OLD[:1], b"+"), "é" * 44]
-BAD += ["\ud800" * 44, 7, object(), [NEW, None], [NEW, "secret"], {NEW: OLD}]
+BAD: list[Any] = [[], "", OLD[:-1], OLD.replace(OLD[:1], b"+"), "é" * 44, "\ud800" * 44, 7, [NEW, None], {NEW: OLD}]
 
 
 @pytest.mark.parametrize("keys", BAD)
@@ -100,24 +100,14 @@ def test_bad_key_is_refused_and_not_shown(keys: Any) -> None:
     assert not [each for each in (OLD, NEW) if each[:8].decode() in told]
 
 
-def test_ring_does_not_show_its_keys() -> None:
-    """It tells only by which names errors call them, and one that was given twice once."""
-    assert repr(KeyRing([NEW, NEW])) == repr(RING)
-    (name,) = repr(RING).removeprefix("KeyRing(").removesuffix(")").split(", ")
-
-    assert NEW.decode() not in repr(RING)
-    with pytest.raises(NotDecrypted, match=name):
-        RING.decrypt(RING.encrypt(b"", SLOT), replace(SLOT, key="other"))
-
-
 def test_newer_form_is_told() -> None:
     """The first byte says by which rules it was made."""
     with pytest.raises(NotDecrypted, match="a newer version"):
         RING.decrypt(b"\x02" + RING.encrypt(b"", SLOT)[1:], SLOT)
 
 
-def _packed(encoded: Encoded, slot: Slot = SLOT) -> Encoded:
-    packed = Sealed(MemoryStore(), RING).pack(encoded, slot)
+def _packed(encoded: Encoded) -> Encoded:
+    packed = Sealed(MemoryStore(), RING).pack(encoded, SLOT)
     assert packed is not None
     return packed.encoded
 
@@ -153,11 +143,6 @@ def test_damaged_result_is_refused_by_its_name(data: str | bytes, step: str, nam
     """Whatever somebody has written under that content type; an operator has to find it."""
     with pytest.raises(RecordUnreadable, match=f"decrypting {named} shop.charge:1:ab failed: it is damaged"):
         _unpacked(Encoded(data, ENCRYPTED), replace(SLOT, step=step))
-
-
-def test_content_is_encrypted_once_and_its_limits_are_the_authors() -> None:
-    """Where there is no room for it, no smaller form is known."""
-    assert Sealed(MemoryStore(), RING).pack(SEVEN, SLOT, small=True) is None
 
 
 def _kept(**changes: Any) -> tuple[Record, Record]:
@@ -216,4 +201,3 @@ def test_everything_that_a_store_can_do_can_be_done_with_one_around_it() -> None
     assert isinstance(around, CommittingStore)
     assert not isinstance(around, TransactionalStore | Outbox)
     assert not isinstance(copy(around), Outbox)
-    assert repr(around) == repr(MemoryStore())

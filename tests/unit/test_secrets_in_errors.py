@@ -82,10 +82,3 @@ def test_secret_of_aws_stands_in_a_url_as_it_is(secret: str) -> None:
     credentials = store._connected()._request_signer._credentials  # type: ignore[attr-defined]
     assert (credentials.access_key, credentials.secret_key) == ("AKIAIOSFODNN7EXAMPLE", SECRET)
     store.close()
-
-
-def test_login_of_an_endpoint_is_not_shown() -> None:
-    """A proxy before DynamoDB may want one."""
-    store = DynamoDBStore("table", region="eu-west-1", endpoint_url="https://user:s3cr3t@proxy:8000")
-
-    assert repr(store) == "dynamodb://@proxy:8000/table"

@@ -5,7 +5,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, create_engine, make_url
+from sqlalchemy import create_engine, make_url
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from celery_idempotent import open_store
@@ -46,7 +46,6 @@ def test_url_opens_by_its_dialect_with_an_installed_driver(prefix: str, given: s
         ("postgresql://h/d", [], 'pip install "celery-idempotent[sql]" "psycopg[binary]"'),
         ("postgresql+psycopg2://h/d", [], '"psycopg2-binary"'),
         ("mysql://h/d", [], '"pymysql"'),
-        ("mariadb+mysqldb://h/d", [], '"mysqlclient"'),
     ],
 )
 def test_driver_that_is_there_is_taken_and_one_that_is_missing_is_named(
@@ -69,16 +68,11 @@ def test_driver_that_is_there_is_taken_and_one_that_is_missing_is_named(
         ("db+oracle://app:very-secret@h/d", "not in oracle"),
         ("mssql+pyodbc://app:very-secret@h/d", "no store has this scheme"),
         ("postgres://app:very-secret@h/d", "write postgresql://"),
-        ("postgres+psycopg://app:very-secret@h/d", "write postgresql://"),
         ("postgresql+asyncpg://app:very-secret@h/d", r"postgresql\+psycopg"),
-        ("mysql+aiomysql://app:very-secret@h/d", r"mysql\+pymysql"),
-        ("sqlite+aiosqlite:////tmp/x", r"sqlite\+pysqlite"),
         *((f"sqlite://{each}", "memory://") for each in ("", "/:memory:", "/file:x?mode=memory&uri=true")),
         ("sqlite:////tmp/x?tabel=effects", "unknown option for SQLite: tabel"),
-        ("postgresql:very-secret", "is not the URL of a database"),
         ("postgresql://app:very-secret@h:port/d", "is not the URL of a database"),
         (f"{PG}?timeout=soon", "timeout='soon': must be a number"),
-        (f"{PG}?timeout=0", "timeout=.*0.1 or more"),
         (f"{PG}?timeout=nan", "timeout=.*0.1 or more"),
         (f"{PG}?pool_size=0", "pool_size=.*1 or more"),
         (f"{PG}?table={'t' * 51}", "1 to 50 characters"),
@@ -110,26 +104,15 @@ def test_default_table_is_the_one_for_alembic() -> None:
     assert set(metadata.tables) == {TABLE, OUTBOX}
 
 
-def test_url_object_is_a_url() -> None:
-    """SQLAlchemy's own, as made from parts."""
-    url = URL.create("postgresql", "app", "p@ss", "h", 5432, "d")
-
-    assert SQLStore(url)._url == url.set(drivername="postgresql+psycopg")
-
-
-class Async:
-    """As SQLAlchemy's engine for asyncio."""
-
-    dialect = type("Dialect", (), {"is_async": True})
+_ASYNC = type("Async", (), {"dialect": type("Dialect", (), {"is_async": True})})()
 
 
 @pytest.mark.parametrize(
     ("engine", "options", "words"),
     [
         ("file", {"timeout": 1.0}, "an engine of your own"),  # it brings its own
-        ("file", {"pool_size": 1}, "an engine of your own"),
         (PG, {"timeout": "2"}, "timeout='2'"),  # a mistake, not a crash later
-        *((each, {}, "idempotency_store") for each in (Async(), object(), None)),
+        *((each, {}, "idempotency_store") for each in (_ASYNC, object(), None)),
         ("sqlite://", {}, "memory://"),
         # Of these a connection is lent to two, and a write of the store would commit what the other has begun.
         *((pool, {}, pool.__name__) for pool in (StaticPool, SingletonThreadPool)),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.testing.contract import parallel
-from celery_idempotent.testing.contract.parallel import Exchange, is_linearizable, race, shown
+from celery_idempotent.testing.contract.parallel import Exchange, is_linearizable, race
 
 
 def calls(text: str) -> list[Exchange]:
@@ -51,13 +51,6 @@ def test_history_is_accepted_if_it_is_possible(name: str) -> None:
     """In whatever order its calls are listed."""
     answers = {is_linearizable(each) for each in itertools.permutations(calls((POSSIBLE | IMPOSSIBLE)[name]))}
     assert answers == {name in POSSIBLE}
-
-
-def test_history_is_shown_in_order_of_time() -> None:
-    """What a failed test prints can be read from top to bottom."""
-    lines = shown(calls("get =b 4000000-5000000, delete b>=True 6000000-7000000, swap a>b=b 0-1")).splitlines()
-
-    assert [line.split("  ")[-1] for line in lines] == ["swap a by b -> b", "get -> b", "delete b -> True"]
 
 
 def test_race_without_one_of_its_threads_is_called_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,7 @@ def test_fake_store_keeps_time_by_hand() -> None:
     """Its clock stands until it is advanced, by seconds, forwards or backwards."""
     store = FakeStore()
     before = store.now()
-
     store.advance(1.5)
-    assert store.now() == before + 1_500
     store.advance(-2)
     assert store.now() == before - 500
 
