@@ -36,9 +36,8 @@ def store(clock: FakeClock) -> MemoryStore:
 
 
 def _stored(store: MemoryStore, **changes: Any) -> Record:
-    record = replace(
-        a_record(), **{"fencing_token": store.now(), "lease_until": 0, "status": Status.UNKNOWN, **changes}
-    )
+    given = {"fencing_token": store.now(), "lease_until": 0, "status": Status.UNKNOWN, **changes}
+    record = replace(a_record(), **given)
     store.swap(record, None)
     return record
 
@@ -58,16 +57,12 @@ def _delivered(store: MemoryStore, seen: Record, retain: int) -> Record:
     return done
 
 
-@pytest.mark.parametrize(
-    ("seen", "verdict", "status"),
-    [
-        (Status.UNKNOWN, COMPLETED, Status.COMPLETED),
-        (Status.UNKNOWN, RERUN, Status.RELEASED),
-        (Status.IN_PROGRESS, {"action": Action.RELEASE}, Status.RELEASED),
-    ],
-)
+VERDICTS = [(Status.UNKNOWN, COMPLETED), (Status.UNKNOWN, RERUN), (Status.IN_PROGRESS, {"action": Action.RELEASE})]
+
+
+@pytest.mark.parametrize(("seen", "verdict"), VERDICTS)
 def test_a_verdict_is_kept_with_what_it_judged(
-    store: MemoryStore, clock: FakeClock, seen: Status, verdict: Any, status: Status
+    store: MemoryStore, clock: FakeClock, seen: Status, verdict: Any
 ) -> None:
     """The record says who decided what, why and when, of which status and error; so does the next attempt's."""
     judged_at = clock.milliseconds + 5
@@ -77,27 +72,23 @@ def test_a_verdict_is_kept_with_what_it_judged(
 
     expected = {"action": str(verdict["action"]), "by": "ann", "reason": "not there: \\udcff", "at": judged_at}
     assert judged.verdict == {**expected, "status": str(seen), "attempt": 7, "error": "attempt 7 never ended"}
-    assert judged.status is status
-    if status is Status.COMPLETED:
-        assert (judged.error, judged.result) == (None, '"ch_1"')
+    if verdict is COMPLETED:
+        assert (judged.status, judged.error, judged.result) == (Status.COMPLETED, None, '"ch_1"')
     else:
+        assert judged.status is Status.RELEASED
         decided = decide(judged, _operation(record), store.now(), owner="o", revision="r")
         assert isinstance(decided, Run)
         assert decided.record.verdict == judged.verdict
 
 
-@pytest.mark.parametrize("action", [Action.COMPLETED, Action.RERUN, Action.RELEASE])
+@pytest.mark.parametrize(("status", "verdict"), VERDICTS)
 def test_a_judged_record_proves_it_for_a_year_and_its_outcome_counts_for_retain(
-    store: MemoryStore, clock: FakeClock, action: Action
+    store: MemoryStore, clock: FakeClock, status: Status, verdict: Any
 ) -> None:
     """Whoever asks after ``retain`` finds who has decided; a key that is used again runs again, and keeps it."""
-    seen = _stored(store, status=Status.IN_PROGRESS if action is Action.RELEASE else Status.UNKNOWN)
-    judged_at = clock.now()
-    told: dict[str, Any] = {"keep": YEAR, "by": "ann", "reason": "asked"}
-    if action is Action.COMPLETED:
-        outcome = judge(store, seen.key, **COMPLETED, retain=9_000, **told)
-    else:
-        judge(store, seen.key, action, **told)
+    seen, judged_at = _stored(store, status=status), clock.now()
+    outcome = judge(store, seen.key, **verdict, retain=9_000, keep=YEAR, by="ann")
+    if verdict is not COMPLETED:
         outcome = _delivered(store, seen, 9_000)
 
     for _ in range(2):
@@ -182,9 +173,7 @@ def test_forgetting_leaves_a_larger_token_to_come_and_who_did_it(store: MemorySt
     left = judge(store, seen.key, Action.FORGET, by="ann", reason="asked to")
     assert (is_erased(left), is_forgotten(left, store.now()), "secret" in str(left)) == (True, True, False)
     assert (left.verdict["action"], left.verdict["by"], left.verdict["reason"]) == ("forget", "ann", "asked to")
-    decision = decide(left, _operation(seen, "of other arguments"), store.now(), owner="o", revision="r")
-    assert isinstance(decision, Run)
-    new = decision.record
+    new = decide(left, _operation(seen, "of other arguments"), store.now(), owner="o", revision="r").record
     assert (new.fencing_token, new.attempts, new.verdict) == (seen.fencing_token + 1, 1, {})
 
 
