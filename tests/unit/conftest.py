@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.scene import Scene
+
 _REFUSED = (
     "os.exec",
     "os.fork",
@@ -58,3 +60,9 @@ def refusals() -> Iterator[list[str]]:
     _refusals = None
     if refused:
         raise Impure(", ".join(refused))
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """Deliveries over a store in which nothing goes wrong yet."""
+    return Scene()

@@ -21,7 +21,6 @@ from celery_idempotent.errors import (
     StoreUnavailable,
     WriteRefused,
 )
-from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import Fenced, Keyed
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status
@@ -39,11 +38,6 @@ class Declined(Exception):
 
 def _never(_: object) -> Any:
     pytest.fail("this was not to be called")
-
-
-@pytest.fixture
-def scene() -> Scene:
-    return Scene()
 
 
 Call = Callable[[Step], Any]
@@ -220,16 +214,6 @@ def test_unkeepable_value_does_not_undo_a_step(scene: Scene, value: Any) -> None
 
     answers = [scene.answer(lambda: scene.perform(body)) for _ in range(2)]
     assert (answers, got, len(scene.calls)) == ([Declined, ResultLost], [value], 1)
-
-
-def test_step_whose_format_is_not_accepted_here_is_lost(scene: Scene) -> None:
-    """A worker that does not decode the recorded format says so instead of calling again."""
-    json = scene.codec
-    scene.codec = Codec("pickle", frozenset({"application/json", "application/x-python-serialize"}))
-    scene.abandon(_step("a", lambda step: {1}))
-    scene.codec = json
-    with pytest.raises(ResultLost, match="'a'"):
-        scene.perform(_step("a", _never))
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,6 @@ ENDS: list[Act] = [
 ]
 
 
-@pytest.fixture
-def scene() -> Scene:
-    return Scene()
-
-
 def claimed(scene: Scene, lease: int = LEASE, **options: Any) -> Claim:
     """A claim that was granted just now."""
     claimed_at = scene.clock.monotonic()

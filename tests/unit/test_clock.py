@@ -4,6 +4,7 @@
 import sys
 import time
 from types import FunctionType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,9 +31,7 @@ def suspended(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize(("platform", "name"), [("linux", "CLOCK_BOOTTIME"), ("darwin", "CLOCK_MONOTONIC")])
-def test_the_clock_is_the_one_that_goes_on_in_suspend(
-    platform: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_clock_is_the_one_that_goes_on_in_suspend(platform: str, name: str, monkeypatch: Any) -> None:
     """Each system has it under another name; on most machines nobody would see that it is the wrong one."""
     asked: list[object] = []
     monkeypatch.setattr(sys, "platform", platform)
@@ -43,9 +42,7 @@ def test_the_clock_is_the_one_that_goes_on_in_suspend(
 
 
 @pytest.mark.parametrize(("platform", "gettime"), [("win32", time.clock_gettime), (sys.platform, raising(OSError()))])
-def test_a_system_without_such_a_clock_has_pythons_own(
-    platform: str, gettime: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_without_such_a_clock_has_pythons_own(platform: str, gettime: object, monkeypatch: Any) -> None:
     """Windows has no such function; an old kernel or a sandbox refuses."""
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(time, "clock_gettime", gettime)

@@ -126,9 +126,10 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("body", "policy", "answer", "status", "told", "again"), ENDINGS)
-def test_how_a_body_ends(body: Body, policy: Any, answer: Any, status: Status, told: Any, again: Any) -> None:
+def test_how_a_body_ends(
+    scene: Scene, body: Body, policy: Any, answer: Any, status: Status, told: Any, again: Any
+) -> None:
     """Two writes, whose second says what follows from the end; the next delivery runs or is answered by that."""
-    scene = Scene()
     ended = scene.answer(lambda: scene.perform(lambda handle: body(scene, handle), **policy))
     assert (ended, scene.status, scene.told) == (answer, status, told)
     assert [moment.status for moment in scene.store.swaps if not moment.steps] == [IN_PROGRESS, status]
@@ -431,16 +432,14 @@ def test_what_is_told_of_an_observed_body(
     assert (ended, scene.status, scene.told, scene.runs) == (answer, status, told, runs)
 
 
-def test_an_observed_body_that_lost_its_claim_returns_its_own_value() -> None:
+def test_an_observed_body_that_lost_its_claim_returns_its_own_value(scene: Scene) -> None:
     """The body's value is its caller's all the same."""
-    scene = Scene()
     value = scene.observe(lambda claim: scene.steal() or "mine")  # type: ignore[func-returns-value]
     assert (value, scene.told) == ("mine", "claimed lease_lost")
 
 
-def test_a_conflict_tells_whom_to_wait_for_and_how_long() -> None:
+def test_a_conflict_tells_whom_to_wait_for_and_how_long(scene: Scene) -> None:
     """The time until a takeover, the holder's worker and task id, and since when it has been running."""
-    scene = Scene()
 
     def body(claim: Any) -> Any:
         scene.clock.advance(10_000)
@@ -451,9 +450,8 @@ def test_a_conflict_tells_whom_to_wait_for_and_how_long() -> None:
     assert (found.task_id, found.running_for) == ("id", 10_000)
 
 
-def test_a_failure_is_recorded_and_replayed_with_its_arguments() -> None:
+def test_a_failure_is_recorded_and_replayed_with_its_arguments(scene: Scene) -> None:
     """A declared outcome is raised again with its type; who is refused is told whose key it is."""
-    scene = Scene()
     for _ in range(2):
         with pytest.raises(Declined) as declined:
             scene.run(raising(Declined("no money", 42)), remember=(Declined,))
@@ -464,17 +462,15 @@ def test_a_failure_is_recorded_and_replayed_with_its_arguments() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0, False, "", [], (1, 2), {1: "x"}])
-def test_first_caller_and_replays_get_the_same(value: Any) -> None:
+def test_first_caller_and_replays_get_the_same(scene: Scene, value: Any) -> None:
     """Falsy values, tuples and odd keys: what the first caller gets is exactly what every duplicate gets."""
-    scene = Scene()
     answers = [scene.run(lambda claim: value).value for _ in range(2)]
     assert [repr(each) for each in answers] == [repr(json.loads(json.dumps(value)))] * 2
     assert scene.runs == 1
 
 
-def test_events_name_the_operation_and_no_values() -> None:
+def test_events_name_the_operation_and_no_values(scene: Scene) -> None:
     """Key, label and token, of the claim or of what is recorded; never arguments or results."""
-    scene = Scene()
     for _ in range(2):
         scene.run(lambda claim: "secret result")
     token = scene.record.fencing_token

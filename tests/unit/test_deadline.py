@@ -18,11 +18,6 @@ LIMITED: dict[str, Any] = {"lease": 60, "deadline": 120}
 NEVER = raising(AssertionError("called"))
 
 
-@pytest.fixture
-def scene() -> Scene:
-    return Scene()
-
-
 def _late(scene: Scene, handle: Any) -> None:
     """Let the deadline pass, and ask."""
     scene.clock.advance(120_000)

@@ -51,12 +51,7 @@ class _Weak(errors.IdempotencyWarning):
         super().__init__(text)
 
 
-MADE = {
-    **FIELDS,
-    _NoTable: [TEXT] * 3,
-    _Weak: [TEXT],
-    errors.IdempotencyWarning: [TEXT] * 2,
-}
+MADE = {**FIELDS, _NoTable: [TEXT] * 3, _Weak: [TEXT], errors.IdempotencyWarning: [TEXT] * 2}
 
 
 def test_every_exception_is_here_and_in_the_tree() -> None:

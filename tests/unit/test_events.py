@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import (
-    OutcomeUnknown,
-    Policy,
-    ResultLost,
-    StoreUnavailable,
-    current_attempt,
-    idempotent,
-)
+from celery_idempotent import OutcomeUnknown, Policy, ResultLost, StoreUnavailable, current_attempt, idempotent
 from celery_idempotent.integration import events
 from celery_idempotent.integration.messages import postpone
 from celery_idempotent.protocol.record import damaged

@@ -201,9 +201,7 @@ def test_a_body_may_end_while_its_renewal_is_under_way(store: FaultyStore, beats
     assert not _renewals(store, "k", asked)
 
 
-def test_renewal_is_retried_well_within_the_lease(
-    store: FaultyStore, beats: Heartbeat, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_renewal_is_retried_well_within_the_lease(store: FaultyStore, beats: Heartbeat, caplog: Any) -> None:
     """A renewal that fails is logged and tried again soon, and the lease is kept."""
     attempt = _attempt(store, lease=10 * LEASE)
     first = attempt._record.lease_until
@@ -227,9 +225,7 @@ def test_a_heartbeat_that_cannot_start_is_an_outage(store: FaultyStore, beats: H
     wait_until(lambda: _held(store), "it is renewed after all")
 
 
-def test_renews_where_no_further_thread_can_be_started(
-    store: FaultyStore, beats: Heartbeat, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_renews_where_no_further_thread_can_be_started(store: FaultyStore, beats: Heartbeat, caplog: Any) -> None:
     """Whoever was let begin is renewed to the end, whatever limit the process has reached meanwhile."""
     attempts = [_attempt(store, f"k{number}") for number in range(10)]
     beats.start(attempts[0])
@@ -240,9 +236,7 @@ def test_renews_where_no_further_thread_can_be_started(
     assert 'idempotency.renewal_delayed key=k9 reason="no thread can be started: ' in caplog.text
 
 
-def test_a_reserve_that_hangs_stops_nobody_once_threads_can_be_started_again(
-    store: FaultyStore, beats: Heartbeat
-) -> None:
+def test_a_reserve_that_hangs_stops_nobody_once_threads_can_be_started_again(store: Any, beats: Heartbeat) -> None:
     """It hangs where no thread could be started for it; the others go on as soon as threads can be started."""
     hung, other = _attempt(store, "hung"), _attempt(store, "other")
     requests, end = _hang(store, "hung")
@@ -279,9 +273,7 @@ class _Clock:
 
 @pytest.mark.parametrize("interruption", [type("GreenletExit", (BaseException,), {})(), MemoryError()], ids=repr)
 @pytest.mark.parametrize("where", ["in the coordinator", "in a renewal"])
-def test_an_interruption_ends_no_renewals(
-    store: FaultyStore, where: str, interruption: BaseException, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_interruption_ends_no_renewals(store: Any, where: str, interruption: Any, caplog: Any) -> None:
     """Everybody is renewed all the same, and somebody is told; a store that has a bug counts as one that failed."""
     clock, in_store = _Clock(), list[BaseException]()
     beats = Heartbeat(clock)
@@ -298,9 +290,7 @@ def test_an_interruption_ends_no_renewals(
     _stop_all(beats)
 
 
-def test_a_thread_that_dies_before_its_first_step_is_an_outage(
-    store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_dies_before_its_first_step_is_an_outage(store: Any, beats: Heartbeat, monkeypatch: Any) -> None:
     """``threading`` would wait for it for ever; a renewal is made all the same, as it has not begun."""
     attempt = _attempt(store)
     with monkeypatch.context() as patch:
@@ -404,9 +394,7 @@ def test_stops_at_a_lost_lease_and_when_the_delivery_is_over(store: FaultyStore,
     wait_until(lambda: over not in beats._beats, "the beat was dropped")
 
 
-def test_heartbeat_of_a_child_begins_anew(
-    store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeat_of_a_child_begins_anew(store: FaultyStore, beats: Heartbeat, monkeypatch: Any) -> None:
     """What runs after a fork: the same object, which whoever imported it still has, without beats or threads."""
     monkeypatch.setattr(heartbeat_module, "heartbeat", beats)
     beats.start(_attempt(store, lease=60_000))

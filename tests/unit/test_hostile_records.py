@@ -113,8 +113,7 @@ def test_recorded_failure_is_raised_only_if_it_is_remembered_and_steers_nobody(
 
 @pytest.mark.parametrize("cipher", [None, Fernet.generate_key()], ids=["clear", "encrypted"])
 @pytest.mark.parametrize(
-    ("policy", "status"),
-    [(REFUSE, Status.COMPLETED), (REMEMBER, Status.FAILED), (REMEMBER, Status.RELEASED)],
+    ("policy", "status"), [(REFUSE, Status.COMPLETED), (REMEMBER, Status.FAILED), (REMEMBER, Status.RELEASED)]
 )
 def test_pickled_record_is_not_executed_where_only_messages_may_be_pickled(
     policy: Policy, status: Status, cipher: Any, tmp_path: Path

@@ -28,10 +28,3 @@ def test_only_packages_that_a_contract_names_are_imported() -> None:
     protected = {name for each in CONTRACTS.values() for name in each.get("protected_modules", "").split()}
     external = {name for name in imports().modules if imports().is_module_squashed(name)}
     assert external - sys.stdlib_module_names - protected == {"pydantic_core", "rich"}
-
-
-@pytest.mark.parametrize("name", ["__init__", "signals", "outbox", "beat"])
-def test_a_face_defines_nothing(name: str) -> None:
-    """It only hands on names, so that whoever looks for a thing finds it in its room."""
-    body = ast.parse(MODULES[name].read_text()).body
-    assert all(isinstance(node, ast.Import | ast.ImportFrom | ast.Expr | ast.Assign) for node in body)

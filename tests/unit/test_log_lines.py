@@ -70,14 +70,6 @@ def test_a_warning_ends_with_the_address_of_its_entry(log: Any, is_loud: bool, c
     assert caplog.messages == [f"event=idempotency.hold_failed queue=orders{see}"]
 
 
-def test_a_line_tells_where_it_was_logged_and_is_grouped_by_its_template(caplog: pytest.LogCaptureFixture) -> None:
-    """Trackers of errors group by the template, and people look for the line of code."""
-    for entry in ("a", "b"):
-        say(SAID.warning, "tick", entry=entry)
-    assert {each.msg for each in caplog.records} == {"event=idempotency.tick entry=%s see=%s"}
-    assert {each.pathname for each in caplog.records} == {__file__}
-
-
 def test_an_outcome_that_waits_is_one_warning_and_an_event_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     """The signal is counted; the log of people has ``result_waits``."""
     shop = Shop()

@@ -39,11 +39,6 @@ KILLED = WorkerLostError("signal 9")
 # -- the next delivery
 
 
-@pytest.fixture
-def scene() -> Scene:
-    return Scene()
-
-
 def _held(store: Any, process: str, key: str = "k", **policy: Any) -> Record:
     decision = claim(store, replace(an_operation(key, "f", **policy), process=process))
     assert isinstance(decision, Run)

@@ -22,11 +22,6 @@ from tests.support.scene import Scene, SoftTimeLimit, raising
 LIMIT = SoftTimeLimit()
 
 
-@pytest.fixture
-def scene() -> Scene:
-    return Scene()
-
-
 def strike(patch: Any, owner: Any, name: str, *, at: str = "before", error: BaseException = LIMIT) -> None:
     """Let a signal strike once, at the beginning of a method's calls, or when one is done."""
     act, left = getattr(owner, name), [error]
@@ -108,9 +103,7 @@ def test_exit_between_the_claim_and_the_body_leaves_no_heartbeat(
     assert (scene.status is Status.RELEASED) is (struck == "the receiver of an event")
 
 
-def test_limit_behind_the_last_write_of_an_observed_body_is_raised(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limit_behind_the_last_write_of_an_observed_body_is_raised(scene: Scene, monkeypatch: Any) -> None:
     """Where nothing makes it wait any more."""
     uninterrupted, strikes, inner = Claim.uninterrupted, [LIMIT], list[object]()
 
@@ -129,9 +122,7 @@ def test_limit_behind_the_last_write_of_an_observed_body_is_raised(
 
 
 @pytest.mark.parametrize("line", ["result_waits", "result_recorded"])
-def test_limit_while_the_log_is_written_does_not_lose_the_result(
-    scene: Scene, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limit_while_the_log_is_written_does_not_lose_the_result(scene: Scene, line: str, monkeypatch: Any) -> None:
     """The limit is raised once the outcome is recorded."""
     strikes = [LIMIT]
 

@@ -61,9 +61,7 @@ VERDICTS = [(Status.UNKNOWN, COMPLETED), (Status.UNKNOWN, RERUN), (Status.IN_PRO
 
 
 @pytest.mark.parametrize(("seen", "verdict"), VERDICTS)
-def test_a_verdict_is_kept_with_what_it_judged(
-    store: MemoryStore, clock: FakeClock, seen: Status, verdict: Any
-) -> None:
+def test_a_verdict_is_kept_with_what_it_judged(store: Any, clock: Any, seen: Any, verdict: Any) -> None:
     """The record says who decided what, why and when, of which status and error; so does the next attempt's."""
     judged_at = clock.milliseconds + 5
     record = _stored(store, status=seen, error="attempt 7 never ended", attempts=7)
@@ -104,9 +102,7 @@ def test_a_judged_record_proves_it_for_a_year_and_its_outcome_counts_for_retain(
     assert (last.verdict, last.expires_at) == ({}, (clock.now() + 9_999) // 1000)
 
 
-def test_an_outcome_may_count_for_longer_than_the_proof_of_an_earlier_verdict(
-    store: MemoryStore, clock: FakeClock
-) -> None:
+def test_an_outcome_may_count_for_longer_than_the_proof_of_an_earlier_verdict(store: Any, clock: Any) -> None:
     """The end of the outcome that was judged is not that of the next."""
     seen = _stored(store)
     judge(store, seen.key, **COMPLETED, retain=0, keep=YEAR)
