@@ -205,17 +205,3 @@ def test_signature_is_that_of_the_outermost_wrapper_that_names_its_arguments(
     assert str(body_signature(type(shop.task(body=body, name="t", bind=bind)))) == expected
     around_one_of_c = functools.wraps(functools.lru_cache(plain))(lambda *args, **kwargs: None)
     assert str(body_signature(type(shop.task(body=around_one_of_c, name="c")))) == OF_PLAIN
-
-
-def test_a_decorator_that_adds_an_argument_does_not_shift_the_others(shop: Shop) -> None:
-    """A key read by the body's own names would take the amount for the order."""
-
-    def book(session: str, order_id: int, cents: int = 100) -> str:
-        return f"{order_id} {cents}"
-
-    @functools.wraps(book)
-    def run(order_id: int, cents: int = 100) -> Any:
-        return book("session", order_id, cents)
-
-    task = shop.task(ORDER, run, "t")
-    assert [deliver(task, 7, 50).value, deliver(task, 8, 50).value] == ["7 50", "8 50"]

@@ -113,14 +113,6 @@ def test_what_kombu_does_not_have_any_more_is_named(driver: str, name: str) -> N
         extender_of(driver, SimpleNamespace(**kept))
 
 
-def test_another_way_to_restore_is_named() -> None:
-    """The arguments of ``restore_visible`` are kombu's."""
-    channel = RedisChannel()
-    channel.qos = SimpleNamespace(restore_visible=lambda start=0: None)
-    with pytest.raises(Missing, match="restore_visible"):
-        extender_of("redis", channel)
-
-
 def test_a_message_of_redis_counts_as_delivered_just_now() -> None:
     """Only if it is still there: nothing that was acknowledged comes to life again."""
     channel = RedisChannel()
@@ -244,9 +236,3 @@ def test_a_worker_outlives_a_message_of_sqs_that_it_settles_too_late(
 def test_a_refusal_is_read_by_its_code(code: str, gone: bool) -> None:
     """Of one message; what is unknown is asked again."""
     assert is_gone(code_of(refusal(code))) is gone
-
-
-@pytest.mark.parametrize("response", [None, {}, {"Error": "none"}, {"Error": {}}])
-def test_what_is_no_refusal_of_aws_has_no_code(response: Any) -> None:
-    """A connection that broke says nothing about a receipt."""
-    assert code_of(AwsRefusal(response)) == code_of(OSError("reset")) == ""

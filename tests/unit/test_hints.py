@@ -196,19 +196,6 @@ def test_a_worker_warns_once_of_what_somebody_wrote_and_logs_what_nobody_wrote(
     assert r'instead="broker_transport_options = {..., \"polling_interval\": 0}' in line.getMessage()
 
 
-@pytest.mark.parametrize(("value", "found"), [(NONE, "False (default):"), (False, "False:")])
-def test_a_warning_tells_a_default_from_what_somebody_wrote(value: Any, found: str) -> None:
-    """Who reads it looks for the line to change, or learns that there is none yet."""
-    (hint,) = _said(AMQP, {"confirm_publish": value})
-    assert str(hint).startswith(f"confirm_publish={found}")
-
-
-def test_a_worker_with_right_settings_warns_of_nothing() -> None:
-    """Nor one whose app protects nothing, and whose records are in the memory of its only process."""
-    for app in (_app(SQS, {}), an_app()):
-        assert worker.check(app, "celery.concurrency.solo") == []
-
-
 def test_hints_do_not_wait_for_the_store() -> None:
     """A worker that starts in an outage warns, too."""
 

@@ -9,11 +9,8 @@ from celery import Celery, Task, states
 from celery.exceptions import Reject, Retry
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import IdempotentMixin, InFlight, LeaseLost, Policy, StoreUnavailable
+from celery_idempotent import IdempotentMixin, InFlight, Policy, StoreUnavailable
 from celery_idempotent.integration.headers import CONFLICTS_HEADER, OUTAGES_HEADER
-from celery_idempotent.protocol import operation
-from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.record import Status
 from tests.support.deliveries import Ended, Shop, deliver
 
 SQS = "sqs://a:b@127.0.0.1:1//"
@@ -140,18 +137,6 @@ def test_outage_is_published_again_and_counted_apart() -> None:
     (message,) = shop.published()
     found = {name: message.headers.get(name) for name in ("idempotency_outages", "retries", "idempotency_conflicts")}
     assert found == {"idempotency_outages": 41, "retries": 1, "idempotency_conflicts": None}
-
-
-def test_lost_lease_is_put_off_and_then_meets_the_outcome() -> None:
-    """A zombie's delivery reports nothing; when it comes back it gets its successor's result."""
-    shop = Shop()
-    shop.does = lambda order_id, cents: shop.change(owner="successor").key
-    ended = shop.deliver(1)
-    assert (ended.state, type(ended.value.exc)) == (states.RETRY, LeaseLost)
-    result = Encoded('"theirs"', "application/json")
-    done = operation.ended(shop.record, Status.COMPLETED, shop.clock.now(), 60_000, "r", result)
-    shop.memory.swap(done, shop.record.revision)
-    assert shop.deliver(1).value == "theirs"
 
 
 # -- SQS FIFO's deduplication ids of messages that are published without a task id, as nearly all are

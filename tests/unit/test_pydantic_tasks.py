@@ -199,11 +199,3 @@ def test_publisher_and_worker_have_one_key(hint: Any, sent: Any) -> None:
     (message,) = published(app)
     redeliver(app, message)
     assert seen == [task.idempotency_key_for(sent)]
-
-
-def test_arguments_that_do_not_fit_are_a_type_error() -> None:
-    """As without pydantic; nothing was claimed."""
-    task = _task(an_app(), one, base=IdempotentTask)
-
-    with pytest.raises(TypeError, match="item"):
-        task.idempotency_key_for()

@@ -1,17 +1,14 @@
 """What an app's settings mean, and what a worker does about them when it starts."""
 
-import gc
 import logging
 import threading
-import warnings
-import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
-from celery import Celery, _state
+from celery import Celery
 
 from celery_idempotent import (
     IdempotencyWarning,
@@ -119,19 +116,6 @@ def test_only_the_serializer_of_results_and_json_are_decoded(settings: Any, acce
     assert codec.serializer == settings.get("result_serializer", "json")
 
 
-def test_runtime_does_not_keep_its_app_alive() -> None:
-    """Apps of tests and scripts are collected with their runtime."""
-    app = Celery("short-lived", set_as_current=False)
-    runtime_of(app)
-    gone = weakref.ref(app)
-    app.close()
-    _state._apps.discard(app)
-    del app
-    gc.collect()
-
-    assert gone() is None
-
-
 class Checked(StoreWrapper):
     """A store in memory that other processes could see, and that says what is wrong with it."""
 
@@ -219,21 +203,3 @@ def test_commands_tell_what_a_publisher_recorded(left: int, told: str) -> None:
     assert f"status  {told}\n" in commands.run(shop.app, "show", "announced").stdout
     assert "status  RELEASED\n" in commands.run(shop.app, "show", released.key).stdout
     assert commands.run(shop.app, "list").stdout.count(f"\n{told}  ") == 1
-
-
-@pytest.mark.filterwarnings("default")
-def test_check_gives_each_warning_once_and_leaves_those_of_others() -> None:
-    """Celery binds a task twice; what other packages warn of is shown as Python shows it."""
-    app = an_app(worker_pool="solo")
-
-    @app.task(base=IdempotentTask, shared=False, name="late", acks_late=False)
-    def late() -> None: ...
-
-    @app.on_after_finalize.connect(weak=False)
-    def warn(**_: Any) -> None:
-        warnings.warn("deprecated by somebody else", DeprecationWarning, stacklevel=1)
-
-    with pytest.warns(DeprecationWarning, match="somebody else"):
-        told = commands.run(app, "check").stderr
-    (line,) = told.splitlines()
-    assert line.startswith("Warning: late: acks_late is off")

@@ -157,12 +157,6 @@ def test_quorum_queues_delay_by_whole_seconds_rounded_up(kind: str, delay: int, 
     assert _delay_options(app, a_delivery("work", "orders"), delay) == {"countdown": countdown}
 
 
-def test_celery_without_quorum_queues_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 5.5 a queue may be one, and nothing follows from it."""
-    monkeypatch.setattr(versions, "DEFAULTS", {})
-    assert not versions.has_quorum_queues(on_rabbitmq("orders"))
-
-
 @needs_quorum
 def test_a_retry_is_sent_the_way_back() -> None:
     """Celery itself would take the default queue."""
