@@ -87,10 +87,6 @@ def test_call_that_cannot_be_protected_runs_nothing_and_is_told(shop: Shop) -> N
     signals.key_missing.connect(receive)
     charge = shop.function()
     with pytest.raises(KeyMissing):
-        charge.idempotency_key_for(None)
-    shop.function(Policy("order", mode="off"), name="off")(None)
-    shop.runs.clear()
-    with pytest.raises(KeyMissing):
         charge(None)
     signals.key_missing.disconnect(receive)
     shop.store.faults.extend(["request lost"] * 2)
@@ -108,20 +104,6 @@ def test_unfinished_result_is_refused(shop: Shop) -> None:
             shop.function(body=unfinished)(f"o-{number}")
         assert raised.value.option == "body"
     assert {record.status for record in shop.memory.scan()} == {Status.RELEASED}
-
-
-class Killed(BaseException):
-    pass
-
-
-def _die_in_the_body(shop: Shop, policy: Policy) -> None:
-    def die() -> None:
-        shop.store.away = {"swap": Killed()}  # type: ignore[dict-item]  # a dead process writes nothing
-        raise Killed
-
-    with pytest.raises(Killed):
-        shop.function(policy, die)("o-1")
-    shop.store.away = {}
 
 
 def test_recursion_is_a_function_call() -> None:
@@ -217,7 +199,8 @@ def test_call_in_flight_raises_at_once_or_after_a_wait(shop: Shop) -> None:
 def test_wait_asks_ever_more_seldom_and_ends_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last pause is what is left of it."""
     shop, pauses = Shop(), list[float]()
-    _die_in_the_body(shop, ORDER)
+    shop.function(body=lambda: 1)("o-1")
+    shop.change(status=Status.IN_PROGRESS, owner="a", lease_until=shop.clock.now() + 60_000)
     shop.clock.on_sleep = pauses.append
     monkeypatch.setattr("celery_idempotent.integration.task.functions.clock", shop.clock)
     monkeypatch.setattr("celery_idempotent.integration.task.guard.random", SimpleNamespace(random=lambda: 0.0))
@@ -321,7 +304,6 @@ def test_partials_and_callable_objects_can_be_protected() -> None:
     [
         (SimpleNamespace(__spec__=SimpleNamespace(name="shop.charges")), "shop.charges"),
         (SimpleNamespace(__spec__=None, __file__="/srv/charges.py"), "charges"),
-        (SimpleNamespace(__spec__=None), "__main__"),
     ],
 )
 def test_script_is_named_as_others_import_it(monkeypatch: pytest.MonkeyPatch, main: Any, name: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from opentelemetry import trace
@@ -79,9 +80,6 @@ def shop() -> Shop:
     return Shop(Policy("order_id"))
 
 
-# -- events
-
-
 def test_events_are_counted_by_event_task_and_queue_and_by_nothing_that_grows(shop: Shop, meters: Meters) -> None:
     """Neither a key nor a task id: a metric with those is as large as the table of records."""
     for order_id in ("o-1", "o-1", "o-2"):
@@ -103,15 +101,7 @@ def test_events_name_the_exchange_and_what_was_done(meters: Meters) -> None:
     events.report(shop.charge, "id", Event(EventName.PUBLISH_SKIPPED, "k", None, ""), observed=False)
     assert list(readable(["k"], raising(damaged("k", ValueError("'DONE'"), store="memory")), str)) == []
     told = {tuple(value for name, value in each if name != "event") for each in meters.points("events")}
-    assert told == {
-        ("charge",),
-        ("orders", "process", "aws_sqs", "charge"),
-        ("send", "aws_sqs", "charge"),
-        (),
-    }
-
-
-# -- times
+    assert told == {("charge",), ("orders", "process", "aws_sqs", "charge"), ("send", "aws_sqs", "charge"), ()}
 
 
 def test_claims_are_timed_also_where_the_store_fails(shop: Shop, meters: Meters) -> None:
@@ -124,23 +114,14 @@ def test_claims_are_timed_also_where_the_store_fails(shop: Shop, meters: Meters)
     assert all(point.sum > 0 for point in meters.points("claim.duration").values())
 
 
-class Renewing:
-    """As much of a claim as a renewal looks at."""
-
-    key, task = "k", "charge"
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-
-    def renew(self) -> None:
-        if self.error:
-            raise self.error
+def _is_renewed(error: Exception | None = None) -> bool:
+    """Of as much of a claim as a renewal looks at."""
+    return heartbeats._is_renewed(Mock(key="k", task="charge", renew=Mock(side_effect=error)))
 
 
 def test_renewals_are_timed(meters: Meters) -> None:
     """Those that fail by themselves."""
-    claims: list[Any] = [Renewing(), Renewing(StoreUnavailable("s", "swap", "away"))]
-    assert [heartbeats._is_renewed(claim) for claim in claims] == [True, False]
+    assert [_is_renewed(), _is_renewed(StoreUnavailable("s", "swap", "away"))] == [True, False]
     assert meters.counts("renewal.duration") == {CHARGE: 1, CHARGE_FAILED: 1}
 
 
@@ -154,9 +135,6 @@ def test_wait_of_a_postponed_delivery_is_recorded_once(shop: Shop, meters: Meter
     assert meters.counts("wait.duration") == {CHARGE: 1}
 
 
-# -- gauges
-
-
 def test_units_are_those_of_the_conventions(shop: Shop, meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the page has them. A zero of a process that holds nothing would stand beside the truth of another."""
     held = [SimpleNamespace(messages=range(2)), SimpleNamespace(messages=range(3))]
@@ -167,22 +145,14 @@ def test_units_are_those_of_the_conventions(shop: Shop, meters: Meters, monkeypa
     shop.store.faults.extend(["request lost"] * 2)
     shop.deliver("o")
     shop.redeliver()
-    heartbeats._is_renewed(Renewing())  # type: ignore[arg-type]
+    _is_renewed()
     found = {name: metric.unit for name, metric in meters.read().items()}
     values = [meters.value(each) for each in gauges[:2]]
     backlog.forget()
     assert values == [5, 1]
-    assert found == {
-        "events": "{event}",
-        "claim.duration": "s",
-        "renewal.duration": "s",
-        "wait.duration": "s",
-        "in_flight": "{attempt}",
-        "outcomes.waiting": "{outcome}",
-        "messages.held": "{message}",
-        "outbox.messages": "{message}",
-        "outbox.age": "s",
-    }
+    units = {"events": "{event}", "in_flight": "{attempt}", "outcomes.waiting": "{outcome}"}
+    units |= dict.fromkeys(("claim.duration", "renewal.duration", "wait.duration", "outbox.age"), "s")
+    assert found == units | dict.fromkeys(("messages.held", "outbox.messages"), "{message}")
 
 
 def test_outcome_that_waits_for_the_store_is_counted(
@@ -234,9 +204,6 @@ def test_backlog_is_counted_every_ten_seconds_and_grows_older_meanwhile() -> Non
     assert (watched.messages, watched.age) == (None, None)
 
 
-# -- who listens
-
-
 def test_without_a_listener_no_clock_is_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody asks for costs nothing."""
 
@@ -282,9 +249,6 @@ def test_instrumenting_is_safe_to_repeat_and_to_undo(
     shop.deliver("o")
     assert meters.events() == {"replayed": 1}
     assert [each.message for each in caplog.records if each.name.startswith("opentelemetry")] == []
-
-
-# -- traces
 
 
 def test_replay_links_to_the_trace_that_did_the_work(shop: Shop, meters: Meters) -> None:

@@ -103,7 +103,6 @@ def test_task_publishes_its_follow_up_once(place: Place) -> None:
 JSON = "application/json"
 DAMAGED = [
     OutboxMessage("damaged", "{", JSON),
-    OutboxMessage("damaged", "[]", JSON),
     OutboxMessage("damaged", '{"args": []}', JSON),
     OutboxMessage("damaged", '{"task": "charge", "args": 5, "kwargs": {}, "options": {}}', JSON),
     OutboxMessage("damaged", '{"task": "charge", "options": {"serializer": "none such"}}', JSON),
@@ -218,10 +217,8 @@ def test_error_of_a_connection_is_the_brokers(place: Place, monkeypatch: pytest.
     _fails(monkeypatch, 1, OperationalError("away"), ConnectionError())
     with pytest.raises(OperationalError):
         place.relay()
-    assert [(each.failures, each.next_try <= place.sql.now()) for each in place.sql.waiting(9)] == [
-        (1, True),
-        (0, True),
-    ]
+    now = place.sql.now()
+    assert [(each.failures, each.next_try <= now) for each in place.sql.waiting(9)] == [(1, True), (0, True)]
 
 
 def test_look_ends_before_others_can_take_what_it_has(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
