@@ -1,30 +1,57 @@
 """A real worker of a Django project: its prefork processes claim, run and complete on Django's connections."""
 
+import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 from uuid import uuid4
 
 import pytest
 from celery import Celery
-from celery.result import AsyncResult
 from django.db import connections
 
-from celery_idempotent.contrib.django.store import DjangoStore
-from celery_idempotent.protocol.record import Status
-from celery_idempotent.testing.contract import a_record
+from lab import tether
 from lab.embedded import EmbeddedRedis
-from tests.django.databases import migrated, postgresql, sqlite
-from tests.django.live.shop import Shop
+from tests.django.databases import Settings, migrated, postgresql, sqlite
 from tests.django.project.shop.models import Charge
 from tests.django.server import Server
 from tests.support.waiting import wait_until
 
 WORKER = ("-A", "tests.django.project", "worker", "--pool", "prefork", "--concurrency", "2", "--loglevel", "INFO")
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+
+
+class Shop(NamedTuple):
+    """What stands in DATABASES, the URL of a Redis, the queue of this shop alone, and where its log is."""
+
+    database: Settings
+    broker: str
+    queue: str
+    folder: Path
+
+    @contextmanager
+    def running(self, module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """``python -m module arguments...`` with the shop's settings, until the end of the block."""
+        environment = {
+            "DJANGO_SETTINGS_MODULE": "tests.django.project.settings",
+            "SHOP_DATABASE": json.dumps(dict(self.database)),
+            "SHOP_BROKER": self.broker,
+            "SHOP_QUEUE": self.queue,
+        }
+        with (self.folder / "log").open("ab") as log:
+            process = tether.start(module, *arguments, log=log, env=environment)
+        try:
+            yield process
+        finally:
+            tether.stop(process)
+
+    def said(self) -> str:
+        """What all processes have said."""
+        return (self.folder / "log").read_text()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -52,10 +79,6 @@ def client(shop: Shop) -> Iterator[Celery]:
     client.close()
 
 
-def _charge(client: Celery, *arguments: Any) -> AsyncResult:
-    return client.send_task("shop.charge", arguments)
-
-
 def test_killed_transaction_of_a_duplicate_has_one_effect_and_one_message(
     shop: Shop, alias: str, client: Celery
 ) -> None:
@@ -77,7 +100,7 @@ def test_idle_worker_holds_no_connection(shop: Shop, alias: str, client: Celery)
     connections[alias].close()
     server = Server(alias)
     with shop.running("celery", *WORKER, *QUIET):
-        result = _charge(client, "o-1", 2)
+        result = client.send_task("shop.charge", ("o-1", 2))
         wait_until(lambda: len(server.sessions()) == 1, "the body is connected")
         assert result.get(timeout=60) == "charged o-1"
         wait_until(lambda: not server.sessions(), "nobody is connected", timeout=10)
@@ -90,18 +113,6 @@ def test_worker_without_its_table_does_not_start(shop: Shop) -> None:
         assert worker.wait(60) != 0
 
     assert "python manage.py migrate --database default" in shop.said()
-
-
-@pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
-def test_command_line_works_on_the_same_store(shop: Shop, alias: str) -> None:
-    """``celery -A shop idempotency`` needs no more than Django's settings."""
-    store = DjangoStore(alias)
-    store.swap(replace(a_record(), key="kept:1", status=Status.UNKNOWN), None)
-    for command in ("check", "list"):
-        with shop.running("celery", "-A", "tests.django.project", "idempotency", command) as process:
-            assert process.wait(60) == 0
-    assert "django://default answers and can be used" in shop.said()
-    assert "kept:1" in shop.said()
 
 
 @pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
