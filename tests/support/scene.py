@@ -51,7 +51,7 @@ Swap = Callable[[], Record | None]
 def raising(error: BaseException) -> Callable[..., Any]:
     """A function of whatever it is given that raises."""
 
-    def fail(*_: object) -> NoReturn:
+    def fail(*_: object, **__: object) -> NoReturn:
         raise error
 
     return fail
