@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from celery_idempotent import open_store
-from celery_idempotent.testing.contract import a_record
 from lab.embedded import EmbeddedRedis
 from tests.support.waiting import wait_until
 
@@ -25,7 +21,6 @@ SEEDS = ("0", "1", "2", "3")
 LACKING = {"idempotency_store": "sqlite:///none.sqlite"}
 UNUSABLE: tuple[tuple[dict[str, object], str], ...] = (
     ({}, "idempotency_store=None: set it to a store or its URL"),
-    ({"idempotency_store": "nosuch://host"}, "no store has this scheme"),
     ({**LACKING}, "the table does not exist; create it with: "),
     ({**LACKING, "idempotency_relay": "often"}, "idempotency_relay='often'"),
     ({**LACKING, "result_serializer": "pickle"}, "result_serializer='pickle'"),
@@ -70,7 +65,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize(
     ("settings", "told", "seed"),
-    [*((*each, SEEDS[0]) for each in UNUSABLE), *((*UNUSABLE[each], seed) for each in (1, 3) for seed in SEEDS[1:])],
+    [*((*each, SEEDS[0]) for each in UNUSABLE), *((*UNUSABLE[each], seed) for each in (1, 2) for seed in SEEDS[1:])],
 )
 def test_worker_that_cannot_start_says_why_as_the_check_does(
     run: Run, tmp_path: Path, settings: dict[str, object], told: str, seed: str
@@ -83,35 +78,11 @@ def test_worker_that_cannot_start_says_why_as_the_check_does(
     assert (checked.returncode, checked.stderr) == (1, line.replace("celery-idempotent: ", "") + "\n")
 
 
-def test_list_fits_into_a_terminal(run: Run, tmp_path: Path) -> None:
-    """Of 80 columns: no line wraps, and a key is as short as show takes it. A pipe gets uncut lines."""
-    url = f"sqlite:///{tmp_path}/records.sqlite"
-    _write(tmp_path, {"idempotency_store": url})
-    store = open_store(url)
-    store.provision()
-    record = a_record().but(key=f"shop.charge:1:{64 * '0'}", task="shop.charge", worker=f"celery@{40 * 'w'}")
-    store.swap(record, None)
-    store.close()
-    words = ("idempotency", "list", "--status", "in_progress")
-    ours, theirs = pty.openpty()
-    with open(ours, "rb", buffering=0) as screen, open(theirs, "wb") as terminal:
-        environ = {**os.environ, "COLUMNS": "80"}
-        command = [CELERY, "-A", "shop", *words]
-        subprocess.run(command, cwd=tmp_path, env=environ, stdout=terminal, check=True, timeout=60)
-        shown = screen.read(10_000).decode().splitlines()
-
-    bare = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in shown]
-    assert (len(bare), max(map(len, bare)) <= 80) == (2, True)
-    assert bare[1].split()[-1] == f"shop.charge:1:{12 * '0'}"
-    piped = run(*words).stdout.splitlines()
-    assert [record.key in line and record.worker in line for line in piped] == [False, True]
-
-
 PASSWORD = "s3cr3t"
 
 
 @pytest.mark.parametrize("task", [TASK, ""], ids=["imported", "not imported"])
-@pytest.mark.parametrize("namespace", ["", "CELERY", "shop"])
+@pytest.mark.parametrize("namespace", ["", "CELERY"])
 def test_report_hides_the_store(run: Run, tmp_path: Path, namespace: str, task: str) -> None:
     """Under whatever namespace, and though nothing of the app has imported the library yet."""
     name = f"{namespace}_{'IDEMPOTENCY_STORE' if namespace.isupper() else 'idempotency_store'}".removeprefix("_")
