@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    create_engine,
-    make_url,
-    text,
-)
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
 
 from celery_idempotent.stores.sql import SQLStore
 from lab.embedded import Server
