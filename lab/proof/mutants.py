@@ -19,10 +19,9 @@ from celery_idempotent.engine import attempt, claim, delivery
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery
-from celery_idempotent.engine.events import EventName
 from celery_idempotent.errors import DeadlineExceeded, LeaseLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol import operation as protocol
-from celery_idempotent.protocol.operation import Ending, Lost, Rebase, Superseded, Vanished, Wait, Written
+from celery_idempotent.protocol.operation import Ending, Rebase, Wait, Written
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Call, Doubt
 from celery_idempotent.stores.memory import MemoryStore
@@ -125,11 +124,6 @@ _mutant("takeover forgotten", "a model of this protocol", protocol, "_reclaimed"
 _mutant("fencing token reset on a claim", "Redisson's fenced lock", protocol, "_reclaimed")(
     lambda right, seen, claimed: replace(right(seen, claimed), fencing_token=claimed.created_at)
 )
-_mutant("takeover one millisecond early", "off by one", claim, "decide")(
-    lambda right, record, operation, now, **nonces: right(
-        record, operation, now + (record is not None and record.status is Status.IN_PROGRESS), **nonces
-    )
-)
 _mutant("expiry on a live record", "AWS Powertools", protocol, "_claimed")(
     lambda right, operation, now, owner, revision: replace(
         right(operation, now, owner, revision), expires_at=(now + operation.policy.lease_ms) // 1000
@@ -185,21 +179,12 @@ _mutant("refuse treated as rerun", "forgotten case", claim, "decide")(
         record, replace(operation, policy=replace(operation.policy, on_takeover="rerun")), now, **nonces
     )
 )
-_mutant("revision reused by a renewal", "forgotten nonce", claim, "renewed")(
-    lambda right, record, now, lease, revision: right(record, now, lease, record.revision)
-)
 
 
 @_mutant("body runs without a claim in an outage", "idempotency-kit", Delivery, "run")
 def _(right: Mistake, self: Any, body: Any) -> Any:
     self._policy = replace(self._policy, on_outage="run")
     return right(self, body)
-
-
-@_mutant("winner's result thrown away", "forgotten case", claim, "settle")
-def _(right: Mistake, write: Record, stored: Record | None) -> Any:
-    settlement = right(write, stored)
-    return Lost() if isinstance(settlement, Superseded) else settlement
 
 
 _mutant("every write believed", "AWS Powertools", claim, "settle")(lambda right, write, stored: Written())
@@ -214,9 +199,6 @@ def _(right: Mistake, name: str, seen: Any, **more: Any) -> Any:
     return Call() if isinstance(decision, Doubt) else decision
 
 
-_mutant("step in doubt is released", "forgotten case", delivery, "ending")(
-    lambda right, error, **policy: right(error, **{**policy, "in_doubt": False})
-)
 _mutant("effect key of the attempt, not of the operation", "task ids as idempotency keys", Attempt, "effect_key")(
     lambda right, self, name: claim.effect_key(f"{self.key}{self.number}", name)
 )
@@ -238,20 +220,11 @@ _mutant("vanished record written without a condition", "AWS Powertools _update_r
 )
 
 
-@_mutant("vanished record given up", "an earlier version", claim, "settle")
-def _(right: Mistake, write: Record, stored: Record | None) -> Any:
-    settlement = right(write, stored)
-    return Lost() if isinstance(settlement, Vanished) else settlement
-
-
 _mutant("result of other arguments taken for one's own", "an earlier version", claim, "settle")(
     lambda right, write, stored: right(replace(write, fingerprint=stored.fingerprint) if stored else write, stored)
 )
 _mutant("declined card keeps its key", "an earlier version", protocol, "is_reused")(
     lambda right, record, identity: protocol.is_of_others(record, identity.fingerprint)
-)
-_mutant("claim taken over with other arguments", "forgotten case", protocol, "is_reused")(
-    lambda right, record, identity: record.status in _OUTCOMES and right(record, identity)
 )
 
 
@@ -289,13 +262,6 @@ def _(right: Mistake, self: Any, operation: Any) -> Any:
 @_mutant("lease ended without a condition", "huey's flush", delivery, "end_lease")
 def _(right: Mistake, store: Any, record: Record, clock: Any) -> Any:
     store.swap(protocol.abandoned(record, store.now(), claim.new_nonce()), ANY)
-
-
-@_mutant("late body gives its claim back", "forgotten case", Delivery, "_end")
-def _(right: Mistake, self: Any, claimed: Claim, error: BaseException) -> Any:
-    if isinstance(error, DeadlineExceeded):
-        return self._without_outcome(claimed, error, claimed.release, EventName.RELEASED, "late")
-    return right(self, claimed, error)
 
 
 @_mutant("late outcome thrown away", "forgotten case", Claim, "complete")

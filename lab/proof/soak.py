@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from celery import Celery
@@ -144,8 +144,7 @@ class Strike:
         return items[int(self.draw * len(items))]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """Load and nemeses of one campaign."""
 
     publications: tuple[Publication, ...]

@@ -124,11 +124,9 @@ class Task:
     kind: Kind
     kills: tuple[Kill, ...]
     renews: bool = False
-    early: bool = False
 
     def __str__(self) -> str:
-        parts = [self.kind, "renewing" if self.renews else "plain", *map(str, self.kills)]
-        return ", ".join([*parts, "early clean delivery"] if self.early else parts)
+        return ", ".join([self.kind, "renewing" if self.renews else "plain", *map(str, self.kills)])
 
 
 class Points:
@@ -306,7 +304,7 @@ class _Attacker:
         key, ahead = f"proof:1:{uuid4().hex}", 0
         lease = task.kind.promise.policy.lease_ms + _SLACK
         histories: list[list[Fact]] = []
-        for kill in (*task.kills, *((Kill(0, late=False),) if task.early else ()), Kill(0), Kill(0)):
+        for kill in (*task.kills, Kill(0), Kill(0)):
             ahead += lease * kill.late
             self._deliver(task, key, len(histories), ahead, kill)
             rows, self._read = self._ledger.since(self._read)
@@ -548,7 +546,7 @@ def sweep(
     """Run one sweep.
 
     Args:
-        how: ``"brief"`` (every point once), ``"singles"`` (and with renewals, and early clean deliveries), ``"points"``
+        how: ``"brief"`` (every point once), ``"singles"`` (with and without renewals), ``"points"``
             (singles and pairs) or ``"system calls"``.
         kinds: What bodies do.
         target: The kind of store, by its name in :data:`lab.proof.targets.TARGETS`.
@@ -599,8 +597,7 @@ def _work(given: Mapping[str, Any]) -> None:
         elif given["how"] == "brief":
             _everywhere(attack, (Task(kind, (), kind.is_bare) for kind in kinds), share, of)
         else:
-            early = [replace(each, early=True) for each in _variants(kinds) if each.kind.is_bare]
-            _everywhere(attack, [*_variants(kinds), *early], share, of)
+            _everywhere(attack, _variants(kinds), share, of)
         if given["how"] == "points":
             _pairs(attack, kinds, share, of)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from celery_idempotent.engine.delivery import Body, Delivery, Outcome
-from celery_idempotent.errors import InFlight, LeaseLost, OutcomeUnknown, ResultLost, StoreUnavailable
+from celery_idempotent.errors import LeaseLost, OutcomeUnknown, ResultLost, StoreUnavailable
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
@@ -72,26 +72,14 @@ def operation(key: str, promise: Promise, delivery: int) -> Operation:
     return Operation(identity=Identity(key, None), policy=promise.policy, **names)
 
 
-TOLD = (Remembered, InFlight, LeaseLost, StoreUnavailable, OutcomeUnknown, ResultLost)
-"""What a caller may meet; all else is a bug's."""
-
-
-def told_of(error: Exception) -> Told:
-    match error:
-        case Remembered():
-            return Told("failed", str(error))
-        case InFlight():
-            return Told("conflict")
-        case _:
-            return Told(type(error).__name__)
-
-
 def tell(delivery: Delivery, body: Body) -> Told:
     """Deliver, and put what the caller was told into words; a bug's own exception passes."""
     try:
         outcome = delivery.run(body)
-    except TOLD as error:
-        return told_of(error)
+    except Remembered as error:
+        return Told("failed", str(error))
+    except (LeaseLost, StoreUnavailable, OutcomeUnknown, ResultLost) as error:
+        return Told(type(error).__name__)
     return Told("finished", str(outcome.value)) if isinstance(outcome, Outcome) else Told("conflict")
 
 
@@ -238,7 +226,8 @@ class Tally:
 
     def rows(self, **named: Any) -> list[Row]:
         """One row per promise, with what else a row has."""
-        return [self._row(promise, named) for promise in sorted(self.seen, key=_order)]
+        known = [*PROMISES, *self.seen]
+        return [self._row(promise, named) for promise in sorted(self.seen, key=known.index)]
 
     def _row(self, promise: str, named: Mapping[str, Any]) -> Row:
         counts, faults = self.seen[promise]
@@ -253,11 +242,6 @@ COUNTED = (
     *("unknown", "unexplained", "stuck", "violations"),
 )
 """What a row of the table counts of its verdicts."""
-
-
-def _order(promise: str) -> int:
-    known = list(PROMISES)
-    return known.index(promise) if promise in known else len(known)
 
 
 @dataclass(frozen=True, slots=True)

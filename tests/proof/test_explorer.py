@@ -131,7 +131,7 @@ def test_every_mutant_is_noticed(mutant: Mutant) -> None:
 
 def test_mutant_whose_code_is_gone_or_never_runs_is_an_error() -> None:
     """Nothing would be broken; or it was something else that was noticed. Each says where its like was seen."""
-    assert len({each.name for each in MUTANTS if each.seen_in}) == len(MUTANTS) > 40
+    assert len({each.name for each in MUTANTS if each.seen_in}) == len(MUTANTS) > 30
     with pytest.raises(LookupError, match="not there"):
         judge(Mutant("no mistake", "nowhere", protocol, "renewed_by_nobody", lambda right: None))
     with UNCONDITIONAL.applied(), pytest.raises(LookupError, match="never called"):
