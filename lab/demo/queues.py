@@ -34,24 +34,13 @@ def _in_redis(url: str, queue: str) -> int:
 
 
 def _in_sqs(endpoint: str, queue: str) -> int:
-    sqs = _sqs(endpoint)
-    lengths = sqs.get_queue_attributes(
-        QueueUrl=sqs.get_queue_url(QueueName=queue)["QueueUrl"],
-        AttributeNames=[
-            "ApproximateNumberOfMessages",
-            "ApproximateNumberOfMessagesDelayed",
-            "ApproximateNumberOfMessagesNotVisible",
-        ],
-    )["Attributes"]
-    return sum(int(length) for length in lengths.values())
+    sqs, counts = _sqs(endpoint), "ApproximateNumberOfMessages"
+    asked = [counts, f"{counts}Delayed", f"{counts}NotVisible"]
+    url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
+    return sum(map(int, sqs.get_queue_attributes(QueueUrl=url, AttributeNames=asked)["Attributes"].values()))
 
 
 @functools.cache
 def _sqs(endpoint: str) -> Any:
-    return boto3.client(
-        "sqs",
-        endpoint_url=endpoint,
-        region_name=REGION,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
+    account: Any = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    return boto3.client("sqs", endpoint_url=endpoint, region_name=REGION, **account)

@@ -18,6 +18,9 @@ VISIBILITY_TIMEOUT = 10
 SLOW_BODY = 13.0  # longer than both: the broker redelivers a body that is still running
 
 
+_VARIABLES = {each: f"LAB_{each.upper()}" for each in ("broker_url", "store_url", "folder", "queue")}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What its processes need to know of a column."""
@@ -29,21 +32,12 @@ class Settings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        return cls(
-            broker_url=environ["LAB_BROKER_URL"],
-            store_url=environ["LAB_STORE_URL"],
-            folder=Path(environ["LAB_FOLDER"]),
-            queue=environ["LAB_QUEUE"],
-        )
+        found: Any = {name: environ[variable] for name, variable in _VARIABLES.items()}
+        return cls(**{**found, "folder": Path(found["folder"])})
 
     def environ(self) -> dict[str, str]:
         """The variables that make a child process read these settings back."""
-        return {
-            "LAB_BROKER_URL": self.broker_url,
-            "LAB_STORE_URL": self.store_url,
-            "LAB_FOLDER": str(self.folder),
-            "LAB_QUEUE": self.queue,
-        }
+        return {variable: str(getattr(self, name)) for name, variable in _VARIABLES.items()}
 
     def celery(self) -> dict[str, Any]:
         return {

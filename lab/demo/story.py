@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from lab.ledger import Row
@@ -106,15 +106,8 @@ def telling(console: Console, title: str, operations: int) -> Iterator[Callable[
     """Tell the story of the column `title`, which has so many operations; on a terminal with a bar below."""
     story = Story()
     console.print(f"\n[bold]{title}[/]")
-    columns = (
-        TextColumn("       "),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("done, {task.description}"),
-    )
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("done, {task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=operations)
 
         def hear(rows: Sequence[Row]) -> None:

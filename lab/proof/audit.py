@@ -52,13 +52,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything a campaign leaves behind.
-
-    Args:
-        promises: By operation, what is promised for its effect.
-        drained: By operation, its record when the queue had run empty and all leases were over.
-        final: By operation, its record after one further, undisturbed delivery.
-    """
+    """What a campaign leaves behind; records by operation, when the queue was empty and after one more delivery."""
 
     promises: Mapping[str, Promise]
     rows: Sequence[Row]

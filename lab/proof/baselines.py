@@ -3,7 +3,7 @@
 Every operation meets one fate: published or delivered twice, its child killed before or after the effect, a body that
 outlives the visibility timeout, or a child that stands still for longer than any lease. The effect is a plain one, a
 row in a ledger, except where the system's name says that it honours a key. Each system is set up as its own
-documentation says. The peers are installed into a cache folder, as nothing else here needs them.
+documentation says. The peers are installed into a folder of the run, as nothing else here needs them.
 
 `celery -A lab.proof.baselines worker`, configured by the environment of `lab.demo.settings` and `SYSTEM`, executes.
 """
@@ -17,7 +17,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -115,7 +114,10 @@ def run(seed: int, progress: Progress, systems: Sequence[System] = tuple(System)
         folder = stack.enter_context(temporary_folder())
         aws = stack.enter_context(EmbeddedAws())
         locks = stack.enter_context(EmbeddedRedis()).url
-        peers = _installed_peers()
+        # Their own dependencies, celery and redis, are here already, and in the versions under test.
+        peers = folder / "peers"
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(peers), *PEERS)
+        subprocess.run(pip, check=True)
         sys.path.append(str(peers))
         stack.callback(sys.path.remove, str(peers))
         boto3.client("dynamodb", endpoint_url=aws.endpoint, **_ACCOUNT).create_table(
@@ -129,22 +131,6 @@ def run(seed: int, progress: Progress, systems: Sequence[System] = tuple(System)
             place.mkdir()
             rows += _campaign(system, seed, aws, locks, peers, place, progress)
     return rows
-
-
-def _installed_peers() -> Path:
-    """The folder with the peers; downloaded once."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "celery-idempotent-proof"
-    folder = cache / "+".join(PEERS)
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as fresh:
-            # Their own dependencies, celery and redis, are here already, and in the versions under test.
-            pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", fresh, *PEERS)
-            subprocess.run(pip, check=True)
-            with contextlib.suppress(OSError):  # another process was faster
-                Path(fresh).rename(folder)
-            Path(fresh).mkdir(exist_ok=True)
-    return folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ def _control(rows: list[Row], flaw: str) -> Row:
     first, *_ = rows
     added = {name: sum(getattr(row, name) for row in rows) for name in COUNTED if name != "healed"}
     kinds = sum((Counter(row.faults) for row in rows), Counter[str]())
-    whole: dict[str, Any] = {**added, "faults": dict(kinds), "healed": None, "extra_requests": None}
+    whole: dict[str, Any] = {**added, "faults": dict(kinds), "healed": None}
     return replace(first, system=CONTROL, store=f"{first.store}, {flaw}", promise="all three", **whole)
 
 

@@ -61,13 +61,7 @@ class Program(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault and where it strikes.
-
-    Args:
-        times: How many in a row, from the first: a driver may try three times, and then the library does again.
-        delivery: Of which delivery; None: whichever comes.
-        lasts: Whether no resend outlives it, as the death of the sender.
-    """
+    """A fault, and so many times in a row where it strikes whom; no resend outlives one that ``lasts``."""
 
     operation: Operation
     fault: StrEnum
@@ -82,17 +76,11 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The whole course of one task.
+    """The whole course of one task: deliveries at once, and then clean ones.
 
-    Args:
-        deliveries: How many there are before the clean ones, all at once.
-        moves: Who goes when: ``"0"`` one step of delivery 0, ``"0!"`` all of it, ``"lease"`` the lease ends,
-            ``"dead"`` somebody ends it who takes its owner for dead, ``"land"`` held requests land. What is left
-            afterwards goes in order.
-        is_announced: Whether a publisher records the operation before its first delivery.
-        clock_follows: Whether the workers' own clocks see the time that ends a lease, or stand still as in a
-            process that was stopped.
-        number: What reproduces it, with the seed.
+    Of the moves, ``"0"`` is one step of delivery 0, ``"0!"`` all of it, ``"lease"`` the lease's end, ``"dead"`` its end
+    by somebody who takes its owner for dead, ``"land"`` held requests land. What is left afterwards goes in order.
+    Where no clock follows, a worker's own stands still while a lease ends, as in a process that was stopped.
     """
 
     promise: Promise
@@ -208,7 +196,6 @@ class Task:
         self.world = world
         self.ahead = 0
         self.is_on = False
-        self.requests = 0
         self.healed = 0
         self.faults: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
@@ -310,7 +297,6 @@ class Task:
 
     def fate(self, doing: Operation, number: int | None) -> StrEnum | None:
         """What becomes of a request; ``number`` is None for clean deliveries, which nothing strikes."""
-        self.requests += 1
         for index, strike in enumerate(self.plan.strikes if number is not None else ()):
             if strike.operation is doing and self._left[index] and strike.delivery in (None, number):
                 self._left[index] -= 1
@@ -395,7 +381,6 @@ class Task:
             stuck=seen.stuck,
             takeovers=self.events[EventName.TAKEN_OVER],
             healed=self.healed,
-            requests=self.requests,
             problems=(*self.problems, *self.breaches(seen)),
         )
 

@@ -1,17 +1,14 @@
 """Every interleaving of a few deliveries of one operation, under every fault, on the production code.
 
-Nothing is modelled but the world around the library: :func:`~celery_idempotent.engine.claim.claim`,
-:class:`~celery_idempotent.engine.claim.Claim` and :class:`~celery_idempotent.engine.delivery.Delivery` run as
-they are. A
-delivery stops at each thing it asks of the world (a swap, its effect); the explorer chooses what happens.
-Worlds that were seen before are not explored again.
+Nothing is modelled but the world around the library: claims and deliveries run as they are. A delivery stops at each
+thing it asks of the world (a swap, its effect); the explorer chooses what happens. Worlds that were seen before are not
+explored again.
 
-At every step the world may: let any delivery go on; kill it before its request is sent, or with its request
-still on the way, to land at any later time or never; lose a reply, or a request, which may land later too;
-end the running lease. Where a program says so it may also forget what is not finished, let an exception of somebody
-else's strike in a write, answer what cannot be read, or let a publisher record the operation, and confirm that at any
-later time, or take it back.
-Faults are bounded, ends of leases are not.
+At every step the world may let any delivery go on; kill it before its request is sent, or with its request on the way,
+to land at any later time or never; lose a reply, or a request, which may land later; end the running lease. Where a
+program says so it may also forget what is not finished, let an exception of somebody else's strike in a write, answer
+what cannot be read, or let a publisher record the operation, and confirm or take that back at any later time. Faults
+are bounded, ends of leases are not.
 
 Deliveries are all alike. So each may be another message of the operation, or the same one that a broker gives again
 while its body lives on. Who knows for certain that a child is dead may end its lease, which any step may do.
@@ -136,7 +133,6 @@ class Exploration:
     states: int = 0
     transitions: int = 0
     most_effects: int = 0
-    seconds: float = 0.0
     reached: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
@@ -147,7 +143,7 @@ class Exploration:
 
     def as_json(self) -> dict[str, object]:
         counted = {"states": self.states, "transitions": self.transitions, "most effects": self.most_effects}
-        seen = {"faults reached": dict(self.reached), "endings": dict(self.ended), "seconds": round(self.seconds, 1)}
+        seen = {"faults reached": dict(self.reached), "endings": dict(self.ended)}
         return {**dict(zip(("program", "deliveries", "faults"), self.scope, strict=True)), **counted, **seen}
 
     @property
@@ -523,9 +519,5 @@ def _trail(came_from: dict[_World, tuple[_World, str] | None], world: _World) ->
 
 
 def explore(program: Program, *, deliveries: int, faults: int) -> Exploration:
-    """Explore ``program`` exhaustively.
-
-    Raises:
-        Violation: A rule does not hold; it says which, and how to get there.
-    """
+    """Explore ``program`` exhaustively; a rule that does not hold is raised as a Violation, with the way there."""
     return _Explorer(program, deliveries, faults).explore()

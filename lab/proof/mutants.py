@@ -36,14 +36,7 @@ _OUTCOMES = {Status.COMPLETED, Status.FAILED}
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One mistake.
-
-    Args:
-        name: What is broken.
-        seen_in: Where this, or its like, was seen.
-        owner: What has the attribute that is replaced.
-        mistake: Takes its place; its first argument is what was there.
-    """
+    """One mistake, and where its like was seen; it takes an attribute's place, and its first argument was there."""
 
     name: str
     seen_in: str
@@ -53,11 +46,7 @@ class Mutant:
 
     @contextmanager
     def applied(self) -> Iterator[list[str]]:
-        """Within the block the production code has this mistake; gives a list that grows with every call of it.
-
-        Raises:
-            LookupError: The owner has no such attribute, so nothing would be broken.
-        """
+        """Within the block the production code has this mistake; gives a list that grows with every call of it."""
         calls: list[str] = []
         right = vars(self.owner).get(self.attribute)
         if right is None:
@@ -277,13 +266,7 @@ def _(right: Mistake, self: Any) -> Any:
 
 
 def judge(mutant: Mutant) -> tuple[str, str]:
-    """Who notices it, of explorer, store contract and property machine, cheapest first, and by what.
-
-    Nobody if both are empty.
-
-    Raises:
-        LookupError: Something was noticed that is not of the mutant's making, as its code never ran.
-    """
+    """Who notices it, of explorer, store contract and property machine, and by what; both are empty if nobody does."""
     for by, look in _LOOKS:
         with mutant.applied() as calls:
             evidence = look()

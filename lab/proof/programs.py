@@ -88,20 +88,11 @@ ALONE = (Effect.TOKEN_ALONE, Effect.PROBE_ALONE)
 class Program:
     """What every delivery does, and what may happen to it.
 
-    Args:
-        policy: The task's policy.
-        renews: Whether the body renews its lease before its effect, as the heartbeat does for a long one.
-        raises: What the body raises after its effect, if it raises.
-        effect: How it has its effect.
-        claims_once: Whether it is claimed that there is at most one; by default where it is promised.
-        besides: What may happen beside the ordinary faults, each as often as it is named.
-        asks: Whether the body asks after its effect whether it may go on. Under a policy with a deadline the local
-            clock goes as the store's does, so that it can be late.
-        one_message: Whether all deliveries are of one message, or each of its own.
-        one_machine: Whether each delivery can tell whether the process of another one is gone.
-        other_arguments: Whether every other delivery uses the key for other arguments; only with the first of them the
-            body raises, if it raises.
-        deliveries: How many a quick look takes.
+    Its body may renew its lease before its effect, as the heartbeat does, raise after it, or ask whether it may go on.
+    Under a policy with a deadline the local clock goes as the store's does, so that it can be late. Each thing that may
+    happen ``besides`` the ordinary faults does so as often as it is named. Of all deliveries of one machine each can
+    tell whether the process of another is gone. With other arguments every other delivery uses the key for others, and
+    only the first of them raises, if any does. A quick look takes so many ``deliveries``.
     """
 
     policy: Policy
@@ -162,19 +153,22 @@ class Program:
         parts: list[str] = [self.policy.on_takeover]
         parts += [] if self.policy.max_takeovers == Policy.max_takeovers else [f"{self.policy.max_takeovers} takeover"]
         parts += [] if self.effect is Effect.BARE else [self.effect]
-        parts += ["renewing"] if self.renews else []
-        parts += [] if self.policy.deadline is None else ["with a deadline"]
-        parts += ["asking"] if self.asks else []
-        parts += ["failing"] if self.raises else []
-        parts += ["remembering"] if self.policy.remember else []
-        parts += ["forgetful store"] if Fault.FORGOTTEN in self.besides else []
         struck = " and ".join(_STRIKES[each] for each in self.besides if each in _STRIKES)
-        parts += [f"struck {struck}"] if struck else []
-        parts += ["one machine"] if self.one_machine else []
-        parts += ["unreadable"] if Fault.UNREADABLE in self.besides else []
-        parts += ["published once"] if Fault.PUBLISHED in self.besides else []
-        parts += ["confirmed"] if Fault.CONFIRMED in self.besides else []
-        parts += ["other arguments"] if self.other_arguments else []
+        said = {
+            "renewing": self.renews,
+            "with a deadline": self.policy.deadline,
+            "asking": self.asks,
+            "failing": self.raises,
+            "remembering": self.policy.remember,
+            "forgetful store": Fault.FORGOTTEN in self.besides,
+            f"struck {struck}": struck,
+            "one machine": self.one_machine,
+            "unreadable": Fault.UNREADABLE in self.besides,
+            "published once": Fault.PUBLISHED in self.besides,
+            "confirmed": Fault.CONFIRMED in self.besides,
+            "other arguments": self.other_arguments,
+        }
+        parts += [words for words, is_so in said.items() if is_so]
         return ", ".join(parts)
 
 

@@ -42,8 +42,8 @@ from lab.proof.verdicts import PROMISES
 from lab.servers import Servers
 from lab.witness import observe
 
-SYSTEM = "RECOVERY_SYSTEM"
-"""The environment variable that says under which system a worker runs the body."""
+SYSTEM, LEASE = "RECOVERY_SYSTEM", "RECOVERY_LEASE"
+"""The environment variables that say under which system, and lease, a worker runs the body."""
 
 CHILDREN = 4
 DEFAULT_LEASE = 60
@@ -91,10 +91,6 @@ class Part:
     rounds: int
     at_once: int = CHILDREN
     lease: int | None
-
-    @property
-    def task(self) -> str:
-        return "execute_on_a_short_lease" if self.waits_for_lease else "execute"
 
     @property
     def waits_for_lease(self) -> bool:
@@ -186,14 +182,15 @@ class _Trial:
         self._part, self._broker, self._settings, self._chance = part, broker, settings, chance
         self._ledger = Ledger(settings.folder / "ledger.jsonl")
         self._leases: dict[str, float] = {}
-        environ = {**settings.environ(), SYSTEM: part.system, "PYTHONWARNINGS": "ignore"}
+        self._lease = part.lease or DEFAULT_LEASE
+        environ = {SYSTEM: part.system, LEASE: str(self._lease), "PYTHONWARNINGS": "ignore"} | settings.environ()
         self._fleet = Fleet(
             "lab.proof.recovery", [settings.queue], children=CHILDREN, environ=environ, folder=settings.folder
         )
 
     def run(self) -> Recovery:
         self._be_elsewhere()
-        with contextlib.closing(_make_app(self._part.system, self._settings)) as app, self._fleet:
+        with contextlib.closing(_make_app(self._part.system, self._settings, self._lease)) as app, self._fleet:
             seconds = [each for number in range(self._part.rounds) for each in self._round(app, number)]
         rows, effects = self._ledger.rows(), self._rows("effect")
         late = (row.time - self._leases[row.task_id] for row in effects if row.task_id in self._leases)
@@ -214,7 +211,7 @@ class _Trial:
         self._until(lambda: bool(self._rows("ready")) and not self._fleet.dead(), "the worker")
         operations = [f"{self._settings.queue}-{number}-{each}" for each in range(self._part.at_once)]
         for operation in operations:
-            app.tasks[self._part.task].apply_async(kwargs={"operation": operation})
+            app.tasks["execute"].apply_async(kwargs={"operation": operation})
         self._until(lambda: operations == sorted(self._of(operations, "run")), "the bodies to begin")
         killed = self._kill(self._of(operations, "run"))
         if self._part.waits_for_lease:
@@ -265,7 +262,7 @@ def _elsewhere(folder: Path) -> Path:
     return folder / "elsewhere"
 
 
-def _make_app(system: System, settings: Settings) -> Celery:
+def _make_app(system: System, settings: Settings, lease: float) -> Celery:
     """An app whose body hangs in its first attempt, until somebody kills it."""
     app = Celery("recovery", set_as_current=False)
     app.conf.update(settings.celery())
@@ -280,12 +277,9 @@ def _make_app(system: System, settings: Settings) -> Celery:
             time.sleep(600)
         ledger.append(Row(what="effect", order=operation, task_id=task_id))
 
-    for name, policy in (
-        ("execute", Policy("operation")),
-        ("execute_on_a_short_lease", Policy("operation", lease=SHORT_LEASE)),
-    ):
-        ours: dict[str, Any] = {} if system is System.PLAIN else {"base": IdempotentTask, "idempotent": policy}
-        app.task(name=name, shared=False, **ours)(execute)
+    policy = Policy("operation", lease=lease)
+    ours: dict[str, Any] = {} if system is System.PLAIN else {"base": IdempotentTask, "idempotent": policy}
+    app.task(name="execute", shared=False, **ours)(execute)
     return app
 
 
@@ -295,6 +289,6 @@ if SYSTEM in os.environ:
         processes._PROC = Path("/nonexistent")
     elif _elsewhere(_settings.folder).exists():
         processes._machine = cache(lambda: "f" * 16)
-    app = _make_app(_system, _settings)
+    app = _make_app(_system, _settings, float(os.environ[LEASE]))
     app.set_current()
     observe(Ledger(_settings.folder / "ledger.jsonl"))

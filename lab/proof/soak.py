@@ -271,7 +271,7 @@ def _campaign(
         hosts = {aws, queues, *([site.server] if site.server else [])}
         evidence = _Soak(planned, hosts, site, opened, line, freezer, fleet, settings, progress).run()
     verdicts = judge(evidence)
-    common: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": seed, "extra_requests": None}
+    common: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": seed}
     common |= {"faults": dict(Counter(nemesis.kind for nemesis in evidence.nemeses)), "healed": None}
     bare = judge_effects(dict.fromkeys(planned.operations(BARE), PROMISED["exactly once"]), evidence.rows)
     hit = {each.operation for each in deliveries(evidence.rows) if any(map(each.is_hit_by, evidence.nemeses))}

@@ -241,15 +241,13 @@ def switched_off() -> Iterator[None]:
 def _row(system: str, name: str, every: int = 1) -> tuple[Row, list[str]]:
     began, found = time.monotonic(), attack(name, every)
     struck = found.effects.total()
+    counted: dict[str, Any] = dict.fromkeys(("tasks", "faulted"), struck) | {"deliveries": 4 * struck}
     row = Row(
         system=system,
         store=f"memory, {name}",
         promise="at most once" if found.most == 1 else "at least once",
         campaign="a strike at every line",
-        tasks=struck,
-        faulted=struck,
-        deliveries=4 * struck,
-        faults={"strikes": struck},
+        **counted,
         effects_0=found.effects[0] - found.unknown - found.failed,
         effects_1=found.effects[1],
         effects_2=sum(count for effects, count in found.effects.items() if effects > 1),

@@ -101,13 +101,7 @@ def kinds_of(store: str) -> tuple[Kind, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One delivery that dies.
-
-    Args:
-        at: The point, counted from 1 in the order in which the delivery reaches them.
-        late: Whether it comes after the lease before it is over, or at once.
-        call: The system call to count instead of points.
-    """
+    """One delivery that dies at its n-th point or system call, and comes after the lease before it, or at once."""
 
     at: int
     late: bool = True
@@ -148,16 +142,23 @@ class Points:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _DyingStore(StoreWrapper):
-    """A store on a clock that is ahead, whose every write is two points, and which notes what the write did."""
+class _LaterStore(StoreWrapper):
+    """A store on a clock that is ahead."""
 
-    def __init__(self, store: Any, ahead: int, points: Points) -> None:
+    def __init__(self, store: Store, ahead: int) -> None:
         super().__init__(store)
-        self._inner, self._ahead, self._points = store, ahead, points
-        self._token = 0
+        self._ahead = ahead
 
     def now(self) -> int:
         return self.store.now() + self._ahead
+
+
+class _DyingStore(_LaterStore):
+    """One whose every write is two points, and which notes what the write did."""
+
+    def __init__(self, store: Any, ahead: int, points: Points) -> None:
+        super().__init__(store, ahead)
+        self._inner, self._points, self._token = store, points, 0
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         return self._written(new, lambda: self.store.swap(new, expected))
@@ -398,15 +399,6 @@ class _Attacker:
         return len(set(receipts) if kind.promise.keyed else receipts)
 
 
-class _LaterStore(StoreWrapper):
-    def __init__(self, store: Store, ahead: int) -> None:
-        super().__init__(store)
-        self._ahead = ahead
-
-    def now(self) -> int:
-        return self.store.now() + self._ahead
-
-
 def _live_and_end(deliver: Callable[[], None]) -> NoReturn:
     """A forked child never returns into its parent's code, whatever happens."""
     ended = 1
@@ -484,7 +476,6 @@ def _judged(task: Task, histories: list[list[Fact]], effects: int) -> Verdict:
         unexplained=seen.unknown and not seen.may_be_unknown,
         stuck=seen.stuck,
         takeovers=sum(row.task == "taken_over" for row in of("event")),
-        requests=len(of("swap")),
         problems=tuple(problems),
     )
 
@@ -543,15 +534,10 @@ def sweep(
     url: str | None = None,
     flaw: str = "none",
 ) -> Result:
-    """Run one sweep.
+    """Run one sweep of bodies of these kinds, with a flaw of :data:`lab.proof.flaws.FLAWS`.
 
-    Args:
-        how: ``"brief"`` (every point once), ``"singles"`` (with and without renewals), ``"points"``
-            (singles and pairs) or ``"system calls"``.
-        kinds: What bodies do.
-        target: The kind of store, by its name in :data:`lab.proof.targets.TARGETS`.
-        url: The store to use; default: a new one.
-        flaw: What is broken on purpose, by its name in :data:`lab.proof.flaws.FLAWS`.
+    It is ``"brief"`` (every point once), ``"singles"`` (with and without renewals), ``"points"`` (singles and pairs) or
+    ``"system calls"``.
     """
     tally, points = Tally(), Counter[str]()
     with ExitStack() as stack:

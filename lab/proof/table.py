@@ -20,16 +20,10 @@ FOLDER = Path(__file__).parent.parent.parent / "docs" / "reliability"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one system did under one campaign of faults.
+    """What one system did under one campaign of faults, in tasks that should have one effect each.
 
-    Args:
-        tasks: Logical tasks; each should have one effect. So many of them were ``faulted``, had that many ``effects``
-            (UNKNOWN ones not counted where there is none), or broke their promise (``violations``).
-        healed: Replies that were lost and recognised as the sender's own write; None where nobody could look.
-        unknown: Operations that ended UNKNOWN; of these, ``unexplained`` ones without an injected fault.
-        stuck: Tasks that a clean delivery after the last lease could not finish.
-        extra_requests: Store requests per task beyond the two of a clean run.
-        seed: What reproduces it.
+    Lost replies are healed that their senders recognised as their own writes. Stuck is what no clean delivery finishes.
+    Of what ended UNKNOWN, some had no injected fault to explain it; it is not counted among those without an effect.
     """
 
     system: str
@@ -49,7 +43,6 @@ class Row:
     unexplained: int = 0
     stuck: int = 0
     violations: int
-    extra_requests: float | None = None
     seconds: float
     seed: int | None = None
 

@@ -19,11 +19,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of store: as the table prints it, and the system calls by which a process changes or sees it.
-
-    Args:
-        needs: The server that must be installed, if any.
-    """
+    """A kind of store as the table prints it, the system calls that change or see it, and its server, if it has one."""
 
     label: str
     calls: Sequence[str]

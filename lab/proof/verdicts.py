@@ -105,15 +105,9 @@ def ending(finals: Iterable[Record]) -> Record | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What was seen of one operation.
+    """What was seen of one operation: its effects, what its deliveries were told, its end, its tokens in their order.
 
-    Args:
-        effects: How many it had.
-        told: How its deliveries ended; the ``clean`` ones came last, past all leases, one after the other.
-        status: Of its record in the end; None where there is no end.
-        tokens: The fencing tokens of its claims, in their order.
-        excused: How many repetitions have a cause, such as a process that died after its effect; None: any.
-        may_be_unknown: Whether UNKNOWN has a cause.
+    The clean deliveries came last, past all leases. So many repetitions are excused, or all where that is None.
     """
 
     promise: Promise
@@ -179,7 +173,6 @@ class Verdict:
     stuck: bool = False
     takeovers: int = 0
     healed: int = 0
-    requests: int = 0
     problems: tuple[str, ...] = ()
 
     @classmethod
@@ -210,7 +203,7 @@ class Tally:
         is_faulted = any(verdict.faults.values())
         counts, faults = self.seen.setdefault(verdict.promise, [Counter(), Counter()])
         faults.update(verdict.faults)
-        summed = ("deliveries", "takeovers", "healed", "unknown", "unexplained", "stuck", "requests")
+        summed = ("deliveries", "takeovers", "healed", "unknown", "unexplained", "stuck")
         counts.update({name: int(getattr(verdict, name)) for name in summed})
         counts.update(
             tasks=1,
@@ -232,9 +225,8 @@ class Tally:
     def _row(self, promise: str, named: Mapping[str, Any]) -> Row:
         counts, faults = self.seen[promise]
         counted: dict[str, Any] = {each: counts[each] for each in COUNTED}
-        requests = counts["requests"] and round(counts["requests"] / counts["tasks"] - 2, 2)
         common = {"system": "celery-idempotent", "promise": promise, "faults": dict(faults.most_common())}
-        return Row(**{**common, "extra_requests": requests or None, **counted, **named})
+        return Row(**{**common, **counted, **named})
 
 
 COUNTED = (

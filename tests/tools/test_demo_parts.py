@@ -19,7 +19,7 @@ from lab.demo import audit, column, shop
 from lab.demo.gateway import Gateway
 from lab.demo.settings import LEASE, SLOW_BODY, VISIBILITY_TIMEOUT, Settings
 from lab.demo.shop import CHARGE, MAIL, STOCK
-from lab.demo.story import TOLD, Story, telling
+from lab.demo.story import Story
 from lab.ledger import Ledger, Row
 from tests.support.documents import ROOT
 from tests.tools.test_compose import imports
@@ -27,16 +27,12 @@ from tests.tools.test_compose import imports
 ORDER = "order-0007"
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "ledger.jsonl")
-
-
 @pytest.mark.parametrize("kept", [1, 10, 40])
-def test_a_torn_line_costs_only_itself(ledger: Ledger, tmp_path: Path, kept: int) -> None:
+def test_a_torn_line_costs_only_itself(tmp_path: Path, kept: int) -> None:
     """What is half written is read when it is whole, and what is there twice is there twice."""
     first, torn, last = (Row(what="effect", order=f"order-{number}") for number in range(3))
     file = tmp_path / "ledger.jsonl"
+    ledger = Ledger(file)
     ledger.append(first)
     rows, position = ledger.since(0)
     ledger.append(torn)
@@ -57,8 +53,9 @@ def _write(ledger: Ledger, name: int) -> list[str]:
     return [Gateway(ledger).charge(ORDER, idempotency_key=f"key-{number}") for number in range(10)]
 
 
-def test_many_writers_lose_nothing_and_racing_callers_with_one_key_get_one_charge(ledger: Ledger) -> None:
+def test_many_writers_lose_nothing_and_racing_callers_with_one_key_get_one_charge(tmp_path: Path) -> None:
     """A key is one charge, whoever asks; no key is a charge every time."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         charges = pool.starmap(_write, [(ledger, name) for name in range(3)])
     rows = ledger.rows()
@@ -208,43 +205,17 @@ def test_a_kill_is_told_to_its_end(rows: tuple[str, ...], told: str) -> None:
     assert tell(*rows)[-1].endswith(told)
 
 
-def test_few_accidents_of_a_kind_are_told_on_a_screen_that_is_no_terminal() -> None:
-    """As they come, without a bar or an escape sequence."""
-    console = Console(file=io.StringIO(), width=80)
-    with telling(console, "plain Celery", 3) as hear:
-        for pid in range(5):
-            about: Any = {"task": CHARGE, "order": f"order-{pid:04}", "pid": pid, "time": 1.0}
-            hear([Row(what="delivery", **about), Row(what="kill", point="before", **about)])
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert (shown.count("killed right before its effect"), "\x1b" in shown) == (TOLD, False)
-
-
-BROUGHT_BY = {
-    "boto3": "dynamodb",
-    "sqlalchemy": "sql",
-    **dict.fromkeys(("celery", "click", "kombu", "rich"), "install_requires"),
-}
+OURS = dict.fromkeys(("celery", "click", "kombu", "rich"), "install_requires")
 
 
 def test_make_demo_installs_all_that_is_imported_at_once() -> None:
     """And little more: what belongs to another store's server is imported where that is started."""
-    parts = (
-        "demo/*",
-        "embedded/*",
-        "fleet",
-        "ledger",
-        "servers",
-        "tether*",
-        "versions",
-        "proof/table",
-        "proof/verdicts",
-    )
-    paths = [path for part in parts for path in (ROOT / "lab").glob(f"{part}.py")]
+    parts = "demo/* embedded/* fleet ledger servers tether* versions proof/table proof/verdicts"
+    paths = [path for part in parts.split() for path in (ROOT / "lab").glob(f"{part}.py")]
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     demo = config["options.extras_require"]["demo"]
     ours = {"lab", "celery_idempotent", "example_project", *sys.stdlib_module_names}
     for module in imports(*paths, *(ROOT / "example_project").glob("*.py")) - ours:
-        extra = BROUGHT_BY.get(module, module)
+        extra = {**OURS, "boto3": "dynamodb", "sqlalchemy": "sql"}.get(module, module)
         assert extra == "install_requires" or re.search(rf"^{extra}\b|\[.*\b{extra}\b.*\]", demo, re.MULTILINE), module
