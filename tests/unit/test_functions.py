@@ -291,12 +291,10 @@ def test_partials_and_callable_objects_can_be_protected() -> None:
         async def __call__(self, order: str) -> str:
             return "awaited"
 
-    options: Any = {"store": MemoryStore()}
-    partial = functools.partial(lambda cents, order: f"{cents}", 5)
-    assert idempotent(ORDER, name="partial", **options)(partial)("o-1") == "5"
-    awaited: Any = idempotent(ORDER, name="object", **options)(Charge())
-    assert asyncio.iscoroutinefunction(awaited)
-    assert asyncio.run(awaited("o-1")) == "awaited"
+    partial = functools.partial(Charge.__call__, Charge())
+    for number, each in enumerate((partial, Charge())):
+        charge: Any = idempotent(ORDER, name=f"charge-{number}", store=MemoryStore())(each)
+        assert asyncio.run(charge("o-1")) == "awaited"
 
 
 @pytest.mark.parametrize(

@@ -176,11 +176,9 @@ def test_message_published_again_keeps_all_that_it_came_with(shop: Shop, when: s
 
     assert redeliver(shop.app, first).state == "RETRY"
     (again,) = shop.published()
-    told = [
-        (each.content_type, each.headers["compression"], each.properties["priority"], each.headers["tenant"])
-        for each in (first, again)
-    ]
-    assert told == [("application/x-python-serialize", first.headers["compression"], 3, "t-1")] * 2
+    for each in (first, again):
+        assert (each.content_type, each.properties["priority"]) == ("application/x-python-serialize", 3)
+        assert (each.headers["compression"], each.headers["tenant"]) == (first.headers["compression"], "t-1")
     if when == "conflict":
         shop.memory.delete(shop.record.key, shop.record.revision)
         shop.store.before_swap = lambda new: None
@@ -297,14 +295,6 @@ def test_forwarded_headers_give_no_identity_away(shop: Shop) -> None:
         redeliver(shop.app, message)
     calls = [*((shop.charge, each) for each in ("o-1", "other-1", "other-2")), (follow_up, 1), (follow_up, 2)]
     assert _keys(shop) == {task.idempotency_key_for(argument) for task, argument in calls}
-
-
-def test_key_given_to_send_task_counts_where_the_broker_keeps_it(shop: Shop) -> None:
-    """Celery takes it for a property of the message."""
-    shop.app.send_task("charge", ("o-1",), idempotency_key="payment-1")
-    shop.redeliver()
-    shop.deliver("o-1", request={"headers": {KEY_HEADER: "payment-1"}})
-    assert shop.record.key != shop.charge.idempotency_key_for("o-1")
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,6 @@ def a_message(age: float, number: int = 0) -> HeldMessage:
     return HeldMessage(f"tag-{number}", "queue", 1000 - age, 1000 - age, lambda: None)
 
 
-# -- what to extend, and when
-
-
 @pytest.mark.parametrize(("age", "is_due"), [(0, False), (19.9, False), (20, True), (59, True), (600, True)])
 def test_a_message_is_due_after_a_third_of_its_timeout(age: float, is_due: bool) -> None:
     """So two tries remain if one fails, and short bodies cost nothing."""
@@ -126,9 +123,6 @@ def test_a_broker_that_fails_is_asked_ever_more_seldom_and_before_the_timeout_is
     """The longest pause is a sixth of the timeout."""
     assert [pause_after(failures, 60) for failures in (1, 2, 3, 4, 5, 6, 1000)] == [1, 2, 4, 8, 10, 10, 10]
     assert pause_after(1, 3) == 0.5
-
-
-# -- look by look
 
 
 def test_a_message_is_extended_every_third_of_its_timeout_until_it_is_acknowledged() -> None:
@@ -300,9 +294,6 @@ def test_a_message_that_does_not_tell_its_queue_ends_it_all(caplog: pytest.LogCa
     place.look()
     assert place.extender.extended == []
     assert [each.split(" reason=")[0] for each in told(caplog)] == ['hold_impossible missing="the queue of a message"']
-
-
-# -- the worker's step
 
 
 class Consumer(SimpleNamespace):

@@ -1,7 +1,6 @@
 """Code that blocks around a call that is awaited: the loop goes on, and cancellations mean what they say."""
 
 import asyncio
-import contextvars
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -26,13 +25,10 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Finished, Step
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FaultyStore
+from tests.support.scene import raising
 
 TIMEOUT = 20
 ONCE = {"text": AtMostOnce()}
-AWAY = [
-    pytest.param("rerun", Status.RELEASED, id="rerun"),
-    pytest.param("refuse", Status.UNKNOWN, id="refuse"),
-]
 
 
 class Slow(FaultyStore):
@@ -108,22 +104,6 @@ def test_loop_goes_on_while_the_store_is_waited_for() -> None:
     assert store.told == [(Status.COMPLETED, 0)]
 
 
-def test_body_runs_in_its_callers_task_and_context() -> None:
-    """What it sets and who it is are what they are without this."""
-    seen, tasks = contextvars.ContextVar("seen", default="nothing"), list[Any]()
-
-    async def body() -> None:
-        tasks.append(asyncio.current_task())
-        seen.set("by the body")
-
-    async def test() -> None:
-        await Slow().function(body)("o-1")
-        assert tasks == [asyncio.current_task()]
-        assert seen.get() == "by the body"
-
-    run(test())
-
-
 @pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
 def test_call_that_is_cancelled_before_it_has_begun_gives_its_claim_back(on_takeover: str) -> None:
     """Nothing has happened, so nothing is in doubt, whatever the policy."""
@@ -141,7 +121,7 @@ def test_call_that_is_cancelled_before_it_has_begun_gives_its_claim_back(on_take
     run(test())
 
 
-@pytest.mark.parametrize(("on_takeover", "status"), AWAY)
+@pytest.mark.parametrize(("on_takeover", "status"), [("rerun", Status.RELEASED), ("refuse", Status.UNKNOWN)])
 def test_call_that_is_cancelled_in_its_body_has_ended_when_its_caller_knows(on_takeover: str, status: Status) -> None:
     """Its claim is given back, or in doubt; the caller can ask again at once."""
     store = Slow()
@@ -293,11 +273,7 @@ def test_call_that_no_thread_can_wait_for_runs_nothing_and_may_be_made_again(
 ) -> None:
     """A process at its limit tells it as the heartbeat does."""
     store = Slow()
-
-    def refuse(thread: threading.Thread) -> None:
-        raise limit
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", raising(limit))
     with pytest.raises(StoreUnavailable, match="thread"):
         asyncio.run(store.function(_never)("o-1"))
     assert store.told == []
@@ -310,19 +286,13 @@ def test_errors_of_the_thread_and_of_the_call_are_the_callers() -> None:
     async def fails(given: str) -> None:
         raise declined
 
-    def is_no_coroutine_function(given: str) -> Any:
-        raise declined
-
-    def refuses(call: Callable[[str], Any]) -> str:
-        raise LeaseLost("key", 1)
-
     async def test() -> None:
-        for call in (fails, is_no_coroutine_function):
+        for call in (fails, raising(declined)):
             with pytest.raises(ValueError, match="declined") as raised:
                 await awaited(lambda call: call("given"), call)
             assert raised.value is declined
         with pytest.raises(LeaseLost):
-            await awaited(refuses, fails)
+            await awaited(raising(LeaseLost("key", 1)), fails)
         assert await awaited(lambda call: "without a call", fails) == "without a call"
 
     run(test())
@@ -340,11 +310,6 @@ def test_foreign_thread_that_is_said_to_be_gone_is_gone(said: type[Exception]) -
 
 
 UNPROTECTED = Attempt(lambda: Identity("key", None))
-
-
-def test_step_without_a_claim_is_awaited_too() -> None:
-    """A body that runs unprotected makes it each time."""
-    assert asyncio.run(UNPROTECTED.astep("charge", lambda step: asyncio.sleep(0, step.name))) == "charge"
 
 
 @pytest.mark.parametrize("unfinished", [lambda _: asyncio.sleep(0), lambda _: (each for each in [1])])

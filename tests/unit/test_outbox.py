@@ -235,9 +235,6 @@ def test_look_ends_before_others_can_take_what_it_has(place: Place, monkeypatch:
     assert [(place.relay(), place.orders()) for _ in range(2)] == [(1, ["o-1"]), (1, ["o-2"])]
 
 
-# -- the commands
-
-
 def test_command_lists_what_waits(place: Place) -> None:
     """Age, failures, next try and reason; nothing of what a message says, and nothing that a terminal obeys."""
     assert place.command("outbox").output == "TASK ID  AGE  FAILURES  NEXT TRY  REASON\n"

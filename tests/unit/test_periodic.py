@@ -62,9 +62,6 @@ def _abandoned(store: Store, **values: Any) -> Record:
     return _kept(store, lease_until=store.now() - 2 * DAY, **values)
 
 
-# -- the steps of a worker
-
-
 def _step(app: Celery, kind: Any = Purge) -> Any:
     return kind(SimpleNamespace(app=app, steps=[]))
 
@@ -206,9 +203,6 @@ def test_store_that_forgets_by_itself_is_left_to_itself(app: Celery, store: Memo
     assert list(store.scan()) == [outcome]
 
 
-# -- what becomes of an operation that never ended
-
-
 @pytest.mark.parametrize(
     ("values", "policy", "fate"),
     [
@@ -258,9 +252,6 @@ def test_record_that_changes_between_the_look_and_the_write_is_left(
     assert list(sweep_abandoned(Raced(store), lambda record: policy, age=DAY)) == []
     left = {each.key: each for each in store.scan()}
     assert left == ({} if is_deleted else {each.key: each.but(revision="new") for each in (released, held)})
-
-
-# -- the command
 
 
 def test_command_ends_what_was_abandoned(app: Celery, store: MemoryStore) -> None:

@@ -27,16 +27,13 @@ from celery_idempotent.protocol.operation import Run
 from celery_idempotent.protocol.record import Record, Status
 from tests.support.celeries import since_celery
 from tests.support.deliveries import Shop, redeliver
-from tests.support.scene import Scene, an_operation
+from tests.support.scene import Scene, an_operation, raising
 from tests.support.waiting import wait_until
 
 GONE = ":".join((*this_process().split(":")[:2], "1"))
 """A process of this machine that had this one's pid before it."""
 
 KILLED = WorkerLostError("signal 9")
-
-
-# -- the next delivery
 
 
 def _held(store: Any, process: str, key: str = "k", **policy: Any) -> Record:
@@ -90,9 +87,6 @@ def test_completion_under_way_when_its_process_died_counts(scene: Scene) -> None
     scene.clock.on_sleep = arrives
     assert scene.run(lambda attempt: None) == Outcome(7)
     assert scene.runs == 0
-
-
-# -- the worker that lost the process
 
 
 @pytest.fixture(autouse=True)
@@ -184,13 +178,6 @@ class Lost:
 BACK, BACK_LEASED = [("requeued", True)], [("requeued", False)]
 
 
-def test_step_that_never_started_can_be_stopped(shop: Shop) -> None:
-    """Celery stops every step when the connection is lost while an earlier one starts."""
-    worker = Worker(shop, has_loop=False)
-    worker.step.stop(worker.parent)
-    assert not worker.looks
-
-
 @pytest.mark.parametrize(
     ("error", "ended"),
     [
@@ -219,11 +206,7 @@ def test_worker_that_shuts_down_deals_with_it_first(
 ) -> None:
     """Its loop and its threads would end with it. What cannot go back, as the broker is away, comes by itself."""
     broken, lost = Lost(shop), Lost(shop, order="another")
-
-    def away(*args: object) -> None:
-        raise OSError("away")
-
-    broken.request._on_reject = away
+    broken.request._on_reject = raising(OSError("away"))
     broken.tells(KILLED)
     lost.tells(KILLED)
     worker.step.shutdown(worker.parent)
@@ -291,10 +274,7 @@ def test_message_goes_back_whatever_goes_wrong(
     assert "ValueError" in caplog.text
     assert "password" not in caplog.text
 
-    def refused(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     assert unthreaded.fails(worker) == BACK_LEASED
     assert "no thread can be started" in caplog.text
 

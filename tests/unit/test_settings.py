@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ from celery_idempotent import (
     IdempotencyWarning,
     IdempotentTask,
     Policy,
-    Status,
     StoreMisconfigured,
     StoreUnavailable,
 )
@@ -22,7 +20,6 @@ from celery_idempotent.integration.operating.worker import StoreCheck
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.stores import StoreWrapper
 from tests.support import commands
 from tests.support.deliveries import Shop, an_app, deliver
@@ -175,12 +172,6 @@ def test_memory_store_under_several_processes_is_warned_about() -> None:
     _start(app, "solo")
 
 
-def test_binding_a_task_puts_the_check_into_the_worker() -> None:
-    """An app with an idempotent task checks its store; one without does not."""
-    assert StoreCheck not in an_app().steps["worker"]
-    assert StoreCheck in Shop().app.steps["worker"]
-
-
 KEY_OF = (("--args", "[7]"), ("--kwargs", '{"order_id": 7}'))
 
 
@@ -190,16 +181,3 @@ def test_key_of_a_call_is_printed() -> None:
     keys = [commands.run(shop.app, "key", "charge", *each).stdout for each in KEY_OF]
     assert keys == [f"{shop.charge.idempotency_key_for(7)}\n"] * 2
     assert "no idempotency key" in commands.run(shop.app, "key", "charge", "--args", "[null]").stderr
-
-
-@pytest.mark.parametrize(("left", "told"), [(60_000, "RELEASED, queued"), (0, "RELEASED, message in doubt")])
-def test_commands_tell_what_a_publisher_recorded(left: int, told: str) -> None:
-    """Its message is on its way, or nobody can tell; what an attempt gave back is neither."""
-    shop = Shop()
-    released = replace(a_record(), status=Status.RELEASED, lease_until=shop.clock.now() + left)
-    for each in (released, replace(released, key="announced", owner="", attempts=0)):
-        shop.memory.swap(each, None)
-
-    assert f"status  {told}\n" in commands.run(shop.app, "show", "announced").stdout
-    assert "status  RELEASED\n" in commands.run(shop.app, "show", released.key).stdout
-    assert commands.run(shop.app, "list").stdout.count(f"\n{told}  ") == 1

@@ -4,13 +4,10 @@ import warnings
 from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from decimal import Decimal
 from typing import Any
-from weakref import WeakSet
 
-import pydantic
 import pytest
-from celery import Celery, Task, chain, shared_task
+from celery import Celery, Task, chain
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError, WorkerShutdown, WorkerTerminate
 from greenlet import GreenletExit
 
@@ -47,20 +44,6 @@ def test_duplicates_of_any_origin_get_the_first_result() -> None:
 
     assert ends == [Ended("SUCCESS", "charged 1")] * 3
     assert shop.runs == [7]
-
-
-class Lines(pydantic.BaseModel):
-    n: int
-
-
-@pytest.mark.parametrize("order", [(1, (2, 3)), {"a": Decimal("1.50")}, {1: "int key"}])
-def test_key_for_a_call_is_the_key_of_its_delivery(order: Any) -> None:
-    """``idempotency_key_for`` tells the key that a delivery of the same call uses, for values JSON rewrites too."""
-    shop = Shop()
-    shop.does = lambda *_: current_attempt().key
-    shop.charge.delay(order, cents=2)
-
-    assert shop.redeliver()[0].value == shop.charge.idempotency_key_for(order, 2)
 
 
 def test_scope_is_what_keys_begin_with() -> None:
@@ -293,18 +276,6 @@ def test_eager_calls_are_guarded(shop: Shop) -> None:
     assert shop.runs == [1, 2]
 
 
-def test_eager_retry_of_the_body_runs_again(shop: Shop) -> None:
-    """An eager ``self.retry`` finds its claim released."""
-
-    def later(*_: Any) -> int:
-        if not shop.charge.request.retries:
-            raise shop.charge.retry(countdown=0)
-        return int(current_attempt().number)
-
-    shop.does = later
-    assert shop.charge.apply((1,)).get() == 2
-
-
 @pytest.mark.parametrize("error", [GreenletExit, KeyboardInterrupt])
 def test_exit_from_an_eager_call_is_its_callers(shop: Shop, error: type[BaseException]) -> None:
     """There is no message to give back, and none that comes again."""
@@ -358,22 +329,6 @@ def test_whole_app_by_task_cls() -> None:
         deliver(charge, 1, cents=5)
         assert deliver(app.tasks["celery.accumulate"], 1, 2).value == (1, 2)
     assert (runs, charge.idempotency_policy) == ([1], policy)
-
-
-def test_shared_tasks_are_bound_to_every_app(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reusable library's task works in the app that finalizes it."""
-    monkeypatch.setattr("celery._state._on_app_finalizers", set())  # of no other test's apps
-    monkeypatch.setattr("celery._state._apps", WeakSet())  # nor for those of tests that left one alive
-    runs, late = [], {"acks_late": True, "reject_on_worker_lost": True}
-
-    @shared_task(base=IdempotentTask, name="shared.charge", idempotent=Policy(key="order_id"), **late)
-    def charge(order_id: int) -> None:
-        runs.append(order_id)
-
-    app = an_app()
-    for _ in range(2):
-        deliver(app.tasks["shared.charge"], 1)
-    assert runs == [1]
 
 
 def _nothing() -> None: ...

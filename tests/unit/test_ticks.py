@@ -99,9 +99,6 @@ def _ticks(*seconds: int) -> list[str]:
     return [f"report@2026-03-04T12:00:{each:02}+00:00" for each in seconds]
 
 
-# -- due times
-
-
 @given(moments, st.timedeltas(timedelta(microseconds=1), timedelta(days=400)))
 def test_an_interval_has_the_same_due_times_whenever_it_is_asked(now: datetime, every: timedelta) -> None:
     """Of any moment, the latest due time is one of the grid's, and no other lies between."""
@@ -218,9 +215,6 @@ def test_a_calendar_of_another_package_is_known_by_its_name(name: str) -> None:
 
     assert tick_at(Calendar(app=_app()), NOON) == at.isoformat()
     assert tick_at(Calendar(app=_app()), at - timedelta(seconds=1)) is None
-
-
-# -- beats
 
 
 @pytest.mark.parametrize(
@@ -350,9 +344,6 @@ def test_the_file_of_a_beat_is_celerys_own(tmp_path: Path) -> None:
             scheduler.sync()
         scheduler.close()
     assert all(b"celery_idempotent" not in each.read_bytes() for each in tmp_path.iterdir())
-
-
-# -- messages
 
 
 @pytest.fixture

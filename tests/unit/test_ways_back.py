@@ -92,9 +92,6 @@ def test_a_message_of_no_known_queue_goes_back_to_the_broker(app: Celery) -> Non
     assert not published(app)
 
 
-# -- RabbitMQ's quorum queues
-
-
 def on_rabbitmq(*names: str, kind: str = "quorum") -> Celery:
     exchange, arguments = Exchange("work", "topic"), {"x-queue-type": kind}
     app = an_app(task_queues=[Queue(each, exchange, each, queue_arguments=arguments) for each in names])
