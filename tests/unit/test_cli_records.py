@@ -314,13 +314,14 @@ def test_nothing_that_was_stored_is_obeyed_by_a_terminal(
 
 def test_terminal_is_told_what_goes_on_and_a_pipe_is_not(app: Celery, terminal: pytest.MonkeyPatch) -> None:
     """How many were read, how many of how many were judged; on stderr, and gone at the end."""
-    for _ in range(3):
-        keep(app, status=Status.UNKNOWN)
+    records = [keep(app, status=Status.UNKNOWN, worker=f"celery@{'w' * 90}") for _ in range(3)]
     drawn = run(app, "resolve", "--status", "unknown", "--rerun", "--yes", "--reason", "r")
     assert "judged 3, refused 0" in drawn.stdout
     assert [each for each in ("reading 3", "judging", "3/3") if each not in drawn.stderr] == []
     terminal.setattr(screen, "is_terminal", lambda *, err=False: False)
-    assert run(app, "list").stderr == ""
+    listed = run(app, "list")
+    assert listed.stderr == ""
+    assert [each.key in listed.stdout and each.worker in listed.stdout for each in records] == [True] * 3
 
 
 POINTER = pointed(Encoded("x" * 200, JSON))
