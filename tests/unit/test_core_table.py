@@ -399,21 +399,15 @@ def test_what_happens_while_a_body_runs(
     assert (scene.record == met[0]) == ("lease_lost" in told)
 
 
-@pytest.mark.parametrize("fault", ["bug", "request lost", "refused", "too large"])
-@pytest.mark.parametrize("moment", ["claim", "RELEASED", "COMPLETED"])
-@pytest.mark.parametrize(("body", "answer"), [(lambda claim: "done", "done"), (raising(Bug()), Bug)])
-def test_observing_changes_nothing_whatever_is_wrong(body: Any, answer: Any, moment: str, fault: str) -> None:
-    """The body's own result and error pass, it runs once, and nobody waits for the store."""
-    scene, slept = Scene(), list[float]()
-    scene.clock.on_sleep = slept.append
-    scene.plan(moment, *[fault] * 1000)
-    assert scene.answer(lambda: Outcome(scene.observe(body))) == answer
-    assert (scene.runs, slept) == (1, [])
-
-
 @pytest.mark.parametrize(
     ("moment", "faults", "answer", "status", "told", "runs"),
     [
+        ("claim", ["bug"] * 99, "done", None, "store_unavailable", 1),
+        ("claim", ["refused"], "done", None, "store_unavailable", 1),
+        ("RELEASED", TWICE, Bug, IN_PROGRESS, "claimed store_unavailable", 1),
+        ("RELEASED", ["bug"] * 99, Bug, IN_PROGRESS, "claimed store_unavailable", 1),
+        ("COMPLETED", ["bug"] * 99, "done", IN_PROGRESS, "claimed store_unavailable", 1),
+        ("COMPLETED", ["refused"], "done", IN_PROGRESS, "claimed store_unavailable", 1),
         ("claim", TWICE, "done", None, "store_unavailable", 1),
         ("claim", ["unreadable"], "done", None, "record_unreadable", 1),
         ("claim", ["struck before"], SoftTimeLimit, IN_PROGRESS, "", 0),  # it is left to its lease
@@ -425,10 +419,12 @@ def test_observing_changes_nothing_whatever_is_wrong(body: Any, answer: Any, mom
 def test_what_is_told_of_an_observed_body(
     moment: str, faults: list[str], answer: Any, status: Any, told: str, runs: int
 ) -> None:
-    """An outage is told and not raised; what strikes is raised, or it would be lost."""
+    """Its own result and error pass, and nobody waits; an outage is told and not raised, and what strikes is raised."""
     scene = Scene()
+    scene.clock.on_sleep = raising(AssertionError("a pause"))
     scene.plan(moment, *faults)
-    ended = scene.answer(lambda: Outcome(scene.observe(lambda claim: "done")))
+    body = raising(Bug()) if answer is Bug else lambda claim: "done"
+    ended = scene.answer(lambda: Outcome(scene.observe(body)))
     assert (ended, scene.status, scene.told, scene.runs) == (answer, status, told, runs)
 
 

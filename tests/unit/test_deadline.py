@@ -8,7 +8,7 @@ import pytest
 
 from celery_idempotent import DeadlineExceeded, LeaseLost
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
-from celery_idempotent.engine.delivery import Conflict, Outcome
+from celery_idempotent.engine.delivery import Outcome
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Finished, from_plain
@@ -24,92 +24,94 @@ def _late(scene: Scene, handle: Any) -> None:
     handle.ensure_owned()
 
 
-class TestBody:
-    """What a body meets that asks."""
+def test_body_may_ask_until_the_deadline(scene: Scene) -> None:
+    """Counted from before the claim was sent; the lease is renewed meanwhile."""
 
-    def test_may_ask_until_the_deadline(self, scene: Scene) -> None:
-        """Counted from before the claim was sent; the lease is renewed meanwhile."""
+    def body(attempt: ProtectedAttempt) -> str:
+        assert attempt.remaining == 100
+        assert Attempt(lambda: Identity("k", None), attempt).remaining == 100, "a call within it has that, too"
+        scene.clock.advance(99_999)
+        attempt.ensure_owned()
+        assert attempt.remaining == pytest.approx(0.001, rel=0.01)
+        return attempt.step("*", lambda step: "done")
 
-        def body(attempt: ProtectedAttempt) -> str:
-            assert attempt.remaining == 100
-            assert Attempt(lambda: Identity("k", None), attempt).remaining == 100, "a call within it has that, too"
-            scene.clock.advance(99_999)
-            attempt.ensure_owned()
-            assert attempt.remaining == pytest.approx(0.001, rel=0.01)
-            return attempt.step("*", lambda step: "done")
+    scene.reply_takes(20_000)
+    assert scene.perform(body, **LIMITED) == Outcome("done")
+    assert scene.told == "claimed completed"
 
-        scene.reply_takes(20_000)
-        assert scene.perform(body, **LIMITED) == Outcome("done")
-        assert scene.told == "claimed completed"
 
-    def test_is_refused_from_then_on_and_told_once(self, scene: Scene) -> None:
-        """Whatever it tries, nothing is called."""
+def test_body_is_refused_from_then_on_and_told_once(scene: Scene) -> None:
+    """Whatever it tries, nothing is called."""
 
-        def body(attempt: ProtectedAttempt) -> None:
+    def body(attempt: ProtectedAttempt) -> None:
+        scene.clock.advance(120_000)
+        assert attempt.remaining == 0
+        steps = [partial(attempt.step, each, NEVER) for each in ("*", "sms")]  # the latter at most once
+        fenced = partial(attempt.fenced_step, "other", fence=NEVER, probe=NEVER, act=NEVER)
+        for begin in (attempt.ensure_owned, *steps, fenced):
+            with pytest.raises(DeadlineExceeded):
+                begin()
+        attempt.ensure_owned()
+
+    assert scene.answer(lambda: scene.perform(body, **LIMITED)) is DeadlineExceeded
+    assert scene.told == "claimed deadline_exceeded released"
+    assert "2 minutes" in scene.events[1].reason
+    assert scene.events[1].fencing_token == scene.record.fencing_token
+
+
+def test_body_that_was_taken_over_is_told_that(scene: Scene) -> None:
+    """The stronger of two reasons."""
+
+    def body(attempt: ProtectedAttempt) -> None:
+        scene.steal(after=61_000)
+        for _ in range(2):
+            with pytest.raises(LeaseLost) as lost:
+                attempt.ensure_owned()
+            assert type(lost.value) is LeaseLost
             scene.clock.advance(120_000)
-            assert attempt.remaining == 0
-            steps = [partial(attempt.step, each, NEVER) for each in ("*", "sms")]  # the latter at most once
-            fenced = partial(attempt.fenced_step, "other", fence=NEVER, probe=NEVER, act=NEVER)
-            for begin in (attempt.ensure_owned, *steps, fenced):
-                with pytest.raises(DeadlineExceeded):
-                    begin()
-            attempt.ensure_owned()
 
-        assert scene.answer(lambda: scene.perform(body, **LIMITED)) is DeadlineExceeded
-        assert scene.told == "claimed deadline_exceeded released"
-        assert "2 minutes" in scene.events[1].reason
-        assert scene.events[1].fencing_token == scene.record.fencing_token
+    scene.perform(body, **LIMITED)
 
-    def test_that_was_taken_over_is_told_that(self, scene: Scene) -> None:
-        """The stronger of two reasons."""
 
-        def body(attempt: ProtectedAttempt) -> None:
-            scene.steal(after=61_000)
-            for _ in range(2):
-                with pytest.raises(LeaseLost) as lost:
-                    attempt.ensure_owned()
-                assert type(lost.value) is LeaseLost
-                scene.clock.advance(120_000)
+def test_step_that_was_under_way_is_recorded(scene: Scene) -> None:
+    """Its effect has happened, and the next attempt recalls it; the lease stays as it was."""
+    leases: list[int] = []
 
-        scene.perform(body, **LIMITED)
-
-    def test_a_step_that_was_under_way_is_recorded(self, scene: Scene) -> None:
-        """Its effect has happened, and the next attempt recalls it; the lease stays as it was."""
-        leases: list[int] = []
-
-        def body(attempt: ProtectedAttempt) -> None:
-            def slow(step: Any) -> str:
-                leases.append(scene.record.lease_until)
-                scene.clock.advance(120_000)
-                attempt._claim.renew()  # the heartbeat sees it first
-                return "receipt"
-
-            assert attempt.step("sms", slow) == "receipt"
+    def body(attempt: ProtectedAttempt) -> None:
+        def slow(step: Any) -> str:
             leases.append(scene.record.lease_until)
-            assert from_plain(scene.record.steps["sms"]) == Finished(scene.codec.keep("receipt").encoded)
-            attempt.step("next", NEVER)
+            scene.clock.advance(120_000)
+            attempt._claim.renew()  # the heartbeat sees it first
+            return "receipt"
 
-        assert scene.answer(lambda: scene.perform(body, **LIMITED)) is DeadlineExceeded
-        assert leases[0] == leases[1]
-        late = lambda attempt: (scene.clock.advance(120_000), attempt.step("sms", NEVER))  # noqa: E731
-        assert scene.perform(late, **LIMITED) == Outcome([None, "receipt"])
+        assert attempt.step("sms", slow) == "receipt"
+        leases.append(scene.record.lease_until)
+        assert from_plain(scene.record.steps["sms"]) == Finished(scene.codec.keep("receipt").encoded)
+        attempt.step("next", NEVER)
 
-    def test_without_a_deadline_or_a_claim_has_none(self, scene: Scene) -> None:
-        """A year is fine, as long as the lease is renewed."""
+    assert scene.answer(lambda: scene.perform(body, **LIMITED)) is DeadlineExceeded
+    assert leases[0] == leases[1]
+    late = lambda attempt: (scene.clock.advance(120_000), attempt.step("sms", NEVER))  # noqa: E731
+    assert scene.perform(late, **LIMITED) == Outcome([None, "receipt"])
 
-        def body(attempt: ProtectedAttempt) -> Any:
-            scene.clock.advance(365 * 86_400_000)
-            attempt.ensure_owned()
-            return Attempt(lambda: Identity("k", None), attempt).remaining
 
-        assert scene.perform(body) == Outcome(None)
-        assert Attempt(lambda: Identity("k", None)).remaining is None
+def test_body_without_a_deadline_or_a_claim_has_none(scene: Scene) -> None:
+    """A year is fine, as long as the lease is renewed."""
 
-    def test_is_not_refused_anything_while_it_is_only_observed(self, scene: Scene) -> None:
-        """Observing changes nothing of what a task does."""
+    def body(attempt: ProtectedAttempt) -> Any:
+        scene.clock.advance(365 * 86_400_000)
+        attempt.ensure_owned()
+        return Attempt(lambda: Identity("k", None), attempt).remaining
 
-        scene.observe(lambda claimed: _late(scene, claimed), **LIMITED)
-        assert scene.told == "claimed completed"
+    assert scene.perform(body) == Outcome(None)
+    assert Attempt(lambda: Identity("k", None)).remaining is None
+
+
+def test_body_is_not_refused_anything_while_it_is_only_observed(scene: Scene) -> None:
+    """Observing changes nothing of what a task does."""
+
+    scene.observe(lambda claimed: _late(scene, claimed), **LIMITED)
+    assert scene.told == "claimed completed"
 
 
 def before_effects(scene: Scene, handle: ProtectedAttempt) -> None:
@@ -162,20 +164,3 @@ def test_a_body_that_ends_on_time_is_not_late(scene: Scene, status: Status) -> N
         scene.run(body, remember=(LookupError,), **LIMITED)
     assert (scene.status, scene.clock.monotonic() >= back_at) == (status, True)
     assert "deadline_exceeded" not in scene.names
-
-
-def test_somebody_else_takes_over_after_the_last_renewed_lease(scene: Scene) -> None:
-    """Not sooner; past the deadline nothing is renewed."""
-    met: list[object] = []
-
-    def body(claimed: Any) -> str:
-        for wait in (60_000, 60_000):
-            scene.clock.advance(wait)
-            claimed.renew()
-        for wait in (999, 1):
-            scene.clock.advance(wait)
-            met.append(scene.answer(lambda: scene.delivery().run(lambda attempt: "theirs")))
-        return "mine"
-
-    assert scene.run(body, **LIMITED) == Outcome("theirs")
-    assert met == [Conflict, "theirs"]

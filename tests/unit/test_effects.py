@@ -101,13 +101,11 @@ def test_unusable_declaration_is_refused(option: str, value: Any) -> None:
     [
         (Policy(), "  key: ALL ARGUMENTS"),
         (Policy(("tenant", "order_id")), "  key: tenant, order_id"),
-        (Policy(len), "  key: what len returns"),
         (Policy(partial(len)), "  key: what functools.partial(<built-in function len>) returns"),
         (Policy(private=True), "  a duplicate returns None"),
         (Policy(retain=timedelta(hours=12)), "t: calls with the same idempotency key .* for 12 hours"),
         (Policy(retain=0, publish="once"), "t: .*; once it is done, it may run again"),
         (Policy(mode="observe"), "t: nothing is promised; .* reported$"),
-        (Policy(mode="off"), "t: nothing is promised; every delivery runs$"),
         (Policy(), "  the body: exactly once unless"),
         (Policy(on_takeover="refuse"), "  the body: at most once"),
         (Policy(), "  when the store does not answer: nothing runs"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from celery_idempotent import errors
 from celery_idempotent.printable import one_line
-from celery_idempotent.troubleshooting import link, with_link
+from celery_idempotent.troubleshooting import link
 
 BACKEND = Celery(set_as_current=False, backend="cache+memory://").backend
 TOKEN = st.integers(0, 2**63)
@@ -99,10 +99,3 @@ def test_text_is_one_line_that_names_every_field_and_its_entry(error: errors.Ide
 def test_the_entry_follows_from_class_and_option(error: Any, see: str) -> None:
     """So no message can name a wrong one."""
     assert error.see == see
-
-
-@pytest.mark.parametrize("own", [None, ["keys#a"], "https://shop.example/help#x", "../../../evil#x", "keys"])
-def test_what_is_no_entry_leads_nowhere(own: Any) -> None:
-    """A subclass may call something of its own ``see``; a sentence ends before the address without its full stop."""
-    assert str(type("OutOfStock", (errors.IdempotencyError,), {"see": own})("none left")) == "none left"
-    assert with_link("Connection refused.", "keys#a").startswith("Connection refused; see https://")
