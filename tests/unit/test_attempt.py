@@ -134,7 +134,6 @@ def test_name_is_used_once_per_attempt_unless_its_call_raised(scene: Scene) -> N
 
 def test_concurrent_steps_of_one_name_are_one(scene: Scene) -> None:
     """While a step is being made, a second of its name is refused."""
-
     refused: list[object] = []
 
     def racing(handle: ProtectedAttempt) -> None:

@@ -1,28 +1,22 @@
-"""What came from elsewhere is printed on one line, in logs and on the command line; signals get it as it is."""
+"""What came from elsewhere is printed on one line, in logs and on the command line."""
 # mypy: allow-untyped-decorators
 
-import logging
 import unicodedata
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_idempotent import IdempotentTask, Policy, signals
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.printable import one_line
 from celery_idempotent.testing.contract import a_record
-from tests.support.deliveries import an_app, deliver
+from tests.support.deliveries import an_app
 
 FORGED = "7\nERROR idempotency.outcome_unknown \x1b]0;owned\x07\u2028\u202e"
 SHOWN = r"7\nERROR idempotency.outcome_unknown \x1b]0;owned\x07\u2028\u202e"
-QUOTED = '"' + SHOWN.replace("\\", r"\\") + '"'
-"""As a value in a line of the log."""
-
 UNSEEN = "\u200e\u200f\u061c\u2066\u2069\u2029\u200b\u200d\u2060\ufeff\xad\u3164\U000e0041\ufe0f"
 """What changes direction, or has no width."""
 
@@ -42,34 +36,6 @@ def test_what_a_terminal_obeys_is_escaped(text: str) -> None:
     )
     assert not [each for each in escaped if each.isalnum() and "FILLER" not in unicodedata.name(each)]
     assert (one_line(FORGED), one_line(None)) == (SHOWN, "None")
-
-
-def test_log_lines_cannot_be_forged_by_a_task_id(caplog: pytest.LogCaptureFixture) -> None:
-    """Every event of a delivery is one line, also without a key; and the signal gets the id as it was sent."""
-    caplog.set_level(logging.DEBUG, "celery_idempotent")
-    app, seen = an_app(), list[Any]()
-
-    @app.task(base=IdempotentTask, shared=False, idempotent=Policy(on_takeover="refuse"), name=f"task {FORGED}")
-    def charge() -> None:
-        raise ValueError(FORGED)
-
-    @app.task(base=IdempotentTask, shared=False, idempotent=Policy(key="order_id", mode="observe"))
-    def observed(order_id: int | None) -> None: ...
-
-    def receive(**event: Any) -> None:
-        seen.append(event["task_id"])
-
-    signals.failed.connect(receive)
-    for _ in range(2):
-        deliver(charge, task_id=FORGED)
-    deliver(observed, None, task_id=FORGED)
-
-    lines = [each.getMessage() for each in caplog.records if each.name.startswith("celery_idempotent.")]
-    events = ["claimed", "failed", "replayed", "key_missing", "not_observed"]
-    assert [each.split()[0] for each in lines] == [f"event=idempotency.{each}" for each in events]
-    assert all(map(str.isprintable, lines))
-    assert all(f"task_id={QUOTED} " in each for each in lines[:3])
-    assert seen == [FORGED]
 
 
 def test_rows_of_the_command_line_cannot_be_forged() -> None:
