@@ -66,10 +66,6 @@ def _no_threads() -> Iterator[None]:
         threading.stack_size(before)
 
 
-def _threads() -> int:
-    return psutil.Process().num_threads()
-
-
 def _renewals(store: FaultyStore, key: str = "k", since: int = 0) -> int:
     return sum(record.key == key for record in store.swaps[since:]) - (since == 0)
 
@@ -87,11 +83,12 @@ def _asleep(beats: Heartbeat) -> None:
 
 def test_two_threads_renew_all_that_outlive_a_third_of_their_leases(store: FaultyStore, beats: Heartbeat) -> None:
     """Again and again until they are stopped; what ends earlier costs no write, and no renewal leaves a thread."""
-    before = _threads()
+    threads = psutil.Process().num_threads
+    before = threads()
     for number in range(50):
         brief = _attempt(store, f"brief {number}", lease=LONG)
         beats.start(brief)
-        assert _threads() == before + 2
+        assert threads() == before + 2
         beats.stop(brief)
         beats.stop(brief)
     for number in range(20):
@@ -99,7 +96,7 @@ def test_two_threads_renew_all_that_outlive_a_third_of_their_leases(store: Fault
 
     wait_until(lambda: all(_held(store, f"k{number}") for number in range(20)), "they are held")
     _stop_all(beats)
-    wait_until(lambda: _threads() == before + 2, "only the two that watch are left")
+    wait_until(lambda: threads() == before + 2, "only the two that watch are left")
     assert not any(_renewals(store, f"brief {number}") for number in range(50))
 
 
