@@ -106,12 +106,6 @@ def test_undecodable_result_is_an_error(data: str | bytes) -> None:
     assert raw.decode(raw.encode(b"")) == b""
 
 
-class Awkward(Exception):
-    def __init__(self, code: int, *, reason: str) -> None:
-        super().__init__(code)
-        self.reason = reason
-
-
 class Formatting(Exception):
     """Makes its text of what it was given, and gives that to its base."""
 
@@ -170,7 +164,6 @@ def test_failure_of_plain_arguments_is_rebuilt(kind: type[Exception], args: list
         (ValueError((1, 2)), PICKLE, True),
         (ValueError((1, 2)), JSON, False),
         (Formatting(5), PICKLE, False),
-        (Awkward(5, reason="r"), JSON, False),
         (type("Unknown", (Exception,), {})("x"), JSON, False),
         (ValueError(object()), JSON, False),
         (ValueError("x" * 60_000), JSON, False),

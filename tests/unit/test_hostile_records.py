@@ -112,8 +112,8 @@ def test_pickled_record_is_not_executed_where_only_messages_may_be_pickled(
     policy: Policy, status: Status, cipher: Any, tmp_path: Path
 ) -> None:
     """Only ``result_serializer`` chooses pickle for results; nor is a step executed, which a released record brings."""
-    settings = dict.fromkeys(("accept_content", "result_accept_content"), ["json", "pickle"])
-    app = an_app(task_serializer="pickle", idempotency_cipher=cipher, **settings)
+    both = ["json", "pickle"]
+    app = an_app(task_serializer="pickle", accept_content=both, result_accept_content=both, idempotency_cipher=cipher)
     task = _task(app, policy, lambda: current_attempt().step("pay", lambda step: "paid"))
     touching = type("Touching", (), {"__reduce__": lambda self: (Path.touch, (tmp_path / "executed",))})
     pickled = Encoded(pickle.dumps(touching()), PICKLE)
