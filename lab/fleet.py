@@ -24,11 +24,7 @@ class Timeout(Exception):
 
 
 def until(condition: Callable[[], bool], what: str, timeout: float) -> None:
-    """Wait for a condition.
-
-    Raises:
-        Timeout: It did not come true.
-    """
+    """Wait for a condition; raises Timeout if it does not come true."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

@@ -19,11 +19,7 @@ MARK = ".owned"
 
 
 class OwnedFolder:
-    """A new temporary folder; those of dead owners are deleted before it is made.
-
-    Attributes:
-        path: Where it is.
-    """
+    """A new temporary folder; those of dead owners are deleted before it is made."""
 
     def __init__(self) -> None:
         sweep()

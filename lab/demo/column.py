@@ -39,11 +39,7 @@ def published(count: int) -> list[str]:
 
 
 def run(name: str, count: int, servers: Servers, folder: Path, hear: Hear) -> audit.Figures:
-    """Publish the load, wait until nothing is left to do, count.
-
-    Raises:
-        click.ClickException: A worker ended, or something took far too long; the workers' logs are in it.
-    """
+    """Publish the load, wait until nothing is left to do, count."""
     folder.mkdir(parents=True)
     settings = Settings(broker_url=servers.broker_url, store_url=servers.store_url, folder=folder, queue=name)
     names, sent = [f"{name}-{number}" for number in range(WORKERS)], published(count)

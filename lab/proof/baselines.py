@@ -103,12 +103,7 @@ class Fate(StrEnum):
 
 
 def run(seed: int, progress: Progress, systems: Sequence[System] = tuple(System)) -> list[Row]:
-    """Run the campaign on every system, one after the other: a row per system and fate; the seed orders the load.
-
-    Raises:
-        Timeout: The workers did not start.
-        subprocess.CalledProcessError: The peers could not be installed.
-    """
+    """Run the campaign on every system, one after the other: a row per system and fate; the seed orders the load."""
     rows = []
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())

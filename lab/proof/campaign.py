@@ -29,7 +29,7 @@ from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
-from lab.proof.course import Dead, OneDelivery, Operation, Plan, Strike, Task, at_random
+from lab.proof.course import Dead, OneDelivery, Operation, Strike, Task, at_random
 from lab.proof.flaws import CONTROLS, FLAWS
 from lab.proof.jobs import Progress, fan_out, job, report
 from lab.proof.table import CONTROL, Row
@@ -70,11 +70,7 @@ _TIMES = (1, 2, 3, 9)
 """Writes: one try, both tries of a claim, and some of a completion's."""
 
 
-def plan(seed: int, number: int) -> Plan:
-    return at_random(seed, number, _at_a_write)
-
-
-def _at_a_write(rng: random.Random, operation: Operation, delivery: int | None) -> Strike:
+def at_a_write(rng: random.Random, operation: Operation, delivery: int | None) -> Strike:
     fault = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     if operation is Operation.ANNOUNCEMENT and fault in _LAST:
         fault = Fault.HELD  # a publisher that dies sends no message, so there is nothing to deliver
@@ -200,7 +196,7 @@ def _work(given: Mapping[str, Any]) -> None:
     tally, struck = Tally(), Counter[str]()
     left, tasks = -(-given["faulted"] // of), len(range(share, given["tasks"], of)) or None
     for done in itertools.count(1):
-        task = Task(world, plan(given["seed"], given["first"] + share + (done - 1) * of))
+        task = Task(world, at_random(given["seed"], given["first"] + share + (done - 1) * of, at_a_write))
         left -= tally.add(task.attack())
         struck.update(task.struck)
         is_over = done == tasks if tasks else left <= 0

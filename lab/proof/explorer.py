@@ -400,9 +400,8 @@ class _Explorer:
         known = (number, history)
         found = self._requests.get(known)
         if found is None:
-            found = self._deliveries.resume(number, self._answers(history))
-            if isinstance(found, Swap):
-                found = _Write(self._keep(found.new), found.expected, found.commits)
+            asked = self._deliveries.resume(number, self._answers(history))
+            found = _Write(self._keep(asked.new), asked.expected, asked.commits) if isinstance(asked, Swap) else asked
             self._requests[known] = found
         return found
 

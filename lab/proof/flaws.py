@@ -170,11 +170,7 @@ FLAWS: Mapping[str, Callable[[Any], Store]] = {
 
 
 def follow(url: str, *, examples: int, flaw: str = "none", phases: tuple[Phase, ...] = tuple(Phase)) -> None:
-    """Drive the store at ``url`` beside the oracle, in so many runs of :data:`STEPS` steps.
-
-    Raises:
-        AssertionError: They differ.
-    """
+    """Drive the store at ``url`` beside the oracle, in so many runs of :data:`STEPS` steps."""
     with closing(_opened(url, flaw)) as store:
         run_machine(lambda: store, examples=examples, steps=STEPS, phases=phases)
 

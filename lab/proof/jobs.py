@@ -26,11 +26,7 @@ _ROOT = Path(__file__).parent.parent.parent
 
 
 def fan_out(module: str, common: Mapping[str, Any], processes: int) -> Iterator[dict[str, Any]]:
-    """What ``processes`` workers of ``module`` report, as it comes; each gets ``share`` and ``of`` in its job.
-
-    Raises:
-        RuntimeError: A worker failed.
-    """
+    """What ``processes`` workers of ``module`` report, as it comes; each gets ``share`` and ``of`` in its job."""
     reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def read(worker: "subprocess.Popen[str]") -> None:

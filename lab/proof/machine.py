@@ -104,17 +104,8 @@ class _Told:
 
 def _told_by(record: Record, holder: int) -> _Told:
     """What a record says, field by field."""
-    return _Told(
-        status=record.status,
-        holder=holder,
-        token=record.fencing_token,
-        lease_until=record.lease_until,
-        fingerprint=record.fingerprint or "",
-        attempts=record.attempts,
-        takeovers=record.takeovers,
-        result=record.result,
-        forget_at=record.expires_at,
-    )
+    counted = (record.fingerprint or "", record.attempts, record.takeovers, record.result, record.expires_at)
+    return _Told(record.status, holder, record.fencing_token, record.lease_until, *counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,11 +335,7 @@ class StoreMachine(RuleBasedStateMachine):
 def run_machine(
     make_store: Callable[[], Store], *, examples: int, steps: int = 40, phases: Collection[Phase] = tuple(Phase)
 ) -> None:
-    """Drive fresh stores through random runs.
-
-    Raises:
-        AssertionError: A reply or the stored record differs from the oracle's.
-    """
+    """Drive fresh stores through random runs; raises where a reply or the stored record differs from the oracle's."""
     machine = type("Machine", (StoreMachine,), {"make_store": staticmethod(make_store)})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, phases=phases)

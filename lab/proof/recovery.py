@@ -134,9 +134,9 @@ class Recovery:
         }
 
 
-def plan(children: int = 20, workers: int = 4) -> tuple[Part, ...]:
-    """All parts: so many pool processes are killed where each costs a moment, and so many workers."""
-    some = max(1, workers // 2)
+def plan() -> tuple[Part, ...]:
+    """All parts: many pool processes are killed where each costs a moment, and some workers."""
+    children, workers, some = 20, 4, 2
     alone, short = partial(Part, rounds=children, at_once=1), partial(Part, rounds=some, lease=SHORT_LEASE)
     return (
         alone(system=System.OURS, death=Death.CHILD, lease=DEFAULT_LEASE),
@@ -152,11 +152,7 @@ def plan(children: int = 20, workers: int = 4) -> tuple[Part, ...]:
 def run(
     seed: int, progress: Progress, parts: Sequence[Part] | None = None, brokers: Sequence[str] = tuple(BROKERS)
 ) -> list[Recovery]:
-    """Every part on every broker; the brokers at the same time, as nearly all of it is waiting.
-
-    Raises:
-        Timeout: A worker did not start, or an operation never had its effect.
-    """
+    """Every part on every broker; the brokers at the same time, as nearly all of it is waiting."""
     with warnings.catch_warnings(), ThreadPoolExecutor(len(brokers)) as threads:
         warnings.simplefilter("ignore", IdempotencyWarning)  # a lease longer than that timeout is what is measured
         found = threads.map(lambda name: list(_on_broker(name, parts or plan(), seed, progress)), brokers)
@@ -171,7 +167,11 @@ def _on_broker(name: str, parts: Sequence[Part], seed: int, progress: Progress) 
         for number, part in enumerate(parts):
             progress(f"{label}, {part.system}: {part.death}")
             (folder / f"{number}").mkdir()
-            places = {"broker_url": servers.broker_url, "store_url": servers.store_url, "folder": folder / f"{number}"}
+            places: dict[str, Any] = {
+                "broker_url": servers.broker_url,
+                "store_url": servers.store_url,
+                "folder": folder / f"{number}",
+            }
             yield _Trial(part, label, Settings(**places, queue=f"recovery-{number}"), chance).run()
 
 

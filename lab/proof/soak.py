@@ -224,11 +224,7 @@ def run(
     store: str = "dynamodb",
     broker: str = "sqs",
 ) -> list[Row]:
-    """Run one campaign: a row per task, the last one of the control.
-
-    Raises:
-        Timeout: The workers did not start.
-    """
+    """Run one campaign: a row per task, the last one of the control."""
     place = folder or Path(tempfile.mkdtemp(prefix="celery-idempotent-soak-"))
     place.mkdir(parents=True, exist_ok=True)
     rows, verdicts = _campaign(minutes, seed, place, progress, store, broker)

@@ -9,8 +9,8 @@ from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_record
-from lab.proof.campaign import Fault, _Writes, attack, plan, run
-from lab.proof.course import PUBLISHER, Dead, OneDelivery, Operation, Plan, Strike, Task
+from lab.proof.campaign import Fault, _Writes, at_a_write, attack, run
+from lab.proof.course import PUBLISHER, Dead, OneDelivery, Operation, Plan, Strike, Task, at_random
 from lab.proof.flaws import CONTROLS
 from lab.proof.table import CONTROL
 from lab.proof.targets import ALL, Site
@@ -95,7 +95,7 @@ def test_what_is_broken_is_seen() -> None:
 
 def test_operation_is_reproduced_by_its_number() -> None:
     """A broken one is found again alone: its plan depends on seed and number, and not on those before it."""
-    assert plan(SEED, 7) == plan(SEED, 7) != plan(SEED + 1, 7)
+    assert at_random(SEED, 7, at_a_write) == at_random(SEED, 7, at_a_write) != at_random(SEED + 1, 7, at_a_write)
     broken = attack("memory", MEMORY, faulted=60, seed=SEED, flaw="drops completions").tally.problems[-1]
     alone = attack("memory", MEMORY, tasks=1, seed=SEED, flaw="drops completions", first=int(broken.group))
     assert [each.task for each in alone.tally.problems] == [broken.task]
