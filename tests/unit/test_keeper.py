@@ -20,7 +20,6 @@ from celery_idempotent.integration.broker.holding import (
     HeldMessages,
     Keeper,
     due,
-    pause_after,
 )
 from tests.support.deliveries import an_app
 from tests.support.links import unlinked
@@ -103,12 +102,6 @@ def a_message(age: float, number: int = 0) -> HeldMessage:
     return HeldMessage(f"tag-{number}", "queue", 1000 - age, 1000 - age, lambda: None)
 
 
-@pytest.mark.parametrize(("age", "is_due"), [(0, False), (19.9, False), (20, True), (59, True), (600, True)])
-def test_a_message_is_due_after_a_third_of_its_timeout(age: float, is_due: bool) -> None:
-    """So two tries remain if one fails, and short bodies cost nothing."""
-    assert bool(due([a_message(age)], 60, 1000, 10)) is is_due
-
-
 def test_a_request_is_filled_with_what_is_soon_due_and_none_is_made_for_that() -> None:
     """Eleven are due, so there is room for nine more, the oldest, from half a third on."""
     now_due = [a_message(30, number) for number in range(11)]
@@ -117,12 +110,6 @@ def test_a_request_is_filled_with_what_is_soon_due_and_none_is_made_for_that() -
     assert due([a_message(9.9), *now_due[:1]], 60, 1000, 10) == now_due[:1]
     assert due(soon, 60, 1000, 10) == []
     assert len(due([a_message(10, 1), *now_due[:1]], 60, 1000, 10)) == 2
-
-
-def test_a_broker_that_fails_is_asked_ever_more_seldom_and_before_the_timeout_is_over() -> None:
-    """The longest pause is a sixth of the timeout."""
-    assert [pause_after(failures, 60) for failures in (1, 2, 3, 4, 5, 6, 1000)] == [1, 2, 4, 8, 10, 10, 10]
-    assert pause_after(1, 3) == 0.5
 
 
 def test_a_message_is_extended_every_third_of_its_timeout_until_it_is_acknowledged() -> None:
