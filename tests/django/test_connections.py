@@ -73,7 +73,7 @@ def test_a_task_uses_one_connection(store: DjangoStore) -> None:
     def note(connection: Any, **kwargs: Any) -> None:
         opened.append(connection.alias)
 
-    @app.task(base=IdempotentTask, shared=False, name="t", idempotent=Policy())  # type: ignore[untyped-decorator]
+    @app.task(base=IdempotentTask, shared=False, name="t", idempotent=Policy())
     def body() -> str:
         with connections[store.alias].cursor() as cursor:
             cursor.execute("SELECT 1")

@@ -353,7 +353,8 @@ def test_attempt_ends_once(scene: Scene, end: Act) -> None:
     assert end(attempt) == Written()
     attempt.renew()
     assert attempt.abandon() == Lost()
-    for another in (lambda: attempt.complete(TWO), lambda: attempt.fail(None, "another")):
+    others: list[Any] = [lambda: attempt.complete(TWO), lambda: attempt.fail(None, "another")]
+    for another in others:
         with pytest.raises(LeaseLost):
             another()
     assert scene.record == before

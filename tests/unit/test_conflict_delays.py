@@ -3,6 +3,7 @@
 import math
 import random
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ def _waited(policy: Policy, body: float, arrival: float, draws: random.Random) -
     now, asked = arrival, 1
     while now < body:
         rest = policy.lease_ms - (now * 1000) % (policy.lease_ms / 3) + 1000  # a heartbeat comes every third of it
-        waits = {"running_for": round(now * 1000), "retry_after": round(rest), "draw": draws.random()}
+        waits: dict[str, Any] = {"running_for": round(now * 1000), "retry_after": round(rest), "draw": draws.random()}
         now += policy.conflict_delay_ms(asked - 1, bounds=(), **waits) / 1000
         asked += 1
     return asked, now - body

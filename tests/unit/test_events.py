@@ -15,6 +15,7 @@ from celery_idempotent.protocol.record import damaged
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores import readable
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing.stores import Fault
 from tests.support.deliveries import Shop, deliver, signalled
 from tests.support.scene import raising
 
@@ -79,7 +80,7 @@ class Waits:
         self.shop.store.faults.extend(["request lost"] * 2)
         self.shop.deliver("o")
 
-    def come_back(self, after: float = 10, *faults: str) -> None:
+    def come_back(self, after: float = 10, *faults: Fault) -> None:
         """The message comes back, so many seconds later."""
         self.now += after
         self.shop.store.faults.extend(faults)

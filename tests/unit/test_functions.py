@@ -292,7 +292,8 @@ def test_partials_and_callable_objects_can_be_protected() -> None:
             return "awaited"
 
     partial = functools.partial(Charge.__call__, Charge())
-    for number, each in enumerate((partial, Charge())):
+    bodies: list[Any] = [partial, Charge()]
+    for number, each in enumerate(bodies):
         charge: Any = idempotent(ORDER, name=f"charge-{number}", store=MemoryStore())(each)
         assert asyncio.run(charge("o-1")) == "awaited"
 

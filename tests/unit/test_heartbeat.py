@@ -111,7 +111,12 @@ def test_shorter_lease_that_comes_later_is_renewed_in_time(store: FaultyStore, b
 def test_short_attempts_wake_nobody(store: FaultyStore, beats: Heartbeat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would cost a switch of threads, which takes longer than all else that a short task pays for."""
     looks, wait = list[float](), beats._changed.wait
-    monkeypatch.setattr(beats._changed, "wait", lambda seconds: (looks.append(seconds), wait(seconds))[1])
+
+    def look(seconds: float) -> bool:
+        looks.append(seconds)
+        return wait(seconds)
+
+    monkeypatch.setattr(beats._changed, "wait", look)
     attempt = _attempt(store, lease=600_000)
     for _ in range(20):
         beats.start(attempt)
@@ -147,7 +152,12 @@ def test_a_renewal_waits_for_no_other(store: FaultyStore, beats: Heartbeat) -> N
     """64 renewals are under way together: none is answered before the last one has been asked for."""
     together, renewed = threading.Barrier(64), set[str]()
     attempts = [_attempt(store, f"k{number}", lease=3_000) for number in range(64)]
-    store.before_swap = lambda record: (together.wait(30), renewed.add(record.key))[0]  # type: ignore[func-returns-value, return-value]
+
+    def wait_for_all(record: Record) -> None:
+        together.wait(30)
+        renewed.add(record.key)
+
+    store.before_swap = wait_for_all
     for attempt in attempts:
         beats.start(attempt)
     wait_until(lambda: len(renewed) == 64, "all were asked for")

@@ -390,7 +390,7 @@ FULL = {"id": 7, "note": None, "lines": ["a", None]}
 @pytest.mark.parametrize(
     ("spec", "order", "expected"),
     [
-        *(("order", falsy, falsy) for falsy in (0, "", False, [])),
+        *(("order", each, each) for each in list[Any]([0, "", False, []])),
         ("order.id", {"id": 7}, 7),
         ("order.id", UserDict({"id": 7}), 7),
         ("order.lines", {"lines": []}, []),

@@ -302,15 +302,16 @@ def test_late_attempt_writes_beside_what_counts_and_gets_it(scene: LargeScene) -
 def test_object_that_arrives_late_changes_nothing(scene: LargeScene) -> None:
     """It was on its way when its attempt was taken over, and comes when the operation is done."""
     late: list[tuple[str, bytes]] = []
-    put: Any = scene.objects.put
+    objects: Any = scene.objects
+    put = objects.put
 
     def hang(*asked: Any) -> None:
         late.append(asked)
-        scene.objects.put = put
+        objects.put = put
         _taken_over(scene)
         raise NO_ANSWER
 
-    scene.objects.put = hang  # type: ignore[method-assign]
+    objects.put = hang
     assert scene.finish() == OTHER
     put(*late[0])
     assert scene.finish() == OTHER

@@ -179,7 +179,8 @@ def test_task_that_protects_nothing_is_reported(shop: Rehearsals, mode: Any) -> 
 @pytest.mark.parametrize("option", ["acks_late", "reject_on_worker_lost"])
 def test_task_that_loses_messages_is_reported(shop: Rehearsals, option: str) -> None:
     """A message dies with its worker then, and no library brings it back."""
-    task = shop.task(**{option: False})
+    options: dict[str, Any] = {option: False}
+    task = shop.task(**options)
     with pytest.warns(IdempotencyWarning, match=option):
         shop.app.finalize()
     report = shop.report(task, promise="at least once")

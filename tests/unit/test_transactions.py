@@ -99,7 +99,7 @@ def bank() -> _Bank:
 @pytest.fixture
 def scene(bank: _Bank) -> Scene:
     scene = Scene()
-    scene.store, bank.now = _Passing(scene.clock), scene.clock.now  # type: ignore[method-assign]
+    scene.store, bank.now = _Passing(scene.clock), scene.clock.now
     scene.store.store = bank
     return scene
 
