@@ -90,11 +90,8 @@ def _with_credentials(credentials: Any) -> boto3.session.Session:
 
 
 def connections(server: ScriptedServer) -> list[int]:
-    """Which connection each request came on."""
     return [each.connection for each in server.asked]
 
-
-# -- what is sent
 
 RECORD = replace(a_record(), process="host/1/2#abc", steps={"a": {"ü": 1}}, lease_until=1_800_000_000_000)
 DONE = replace(RECORD, revision="b", result="☃ 'quoted' \"twice\"", content_type="application/json")
@@ -105,15 +102,12 @@ WRITES: list[Mapping[str, Any]] = [
 OPERATIONS: dict[str, Callable[[DynamoDBStore], object]] = {
     "a claim": lambda store: store.swap(RECORD, None),
     "a completion": lambda store: store.swap(DONE, "a"),
-    "a result in bytes": lambda store: store.swap(replace(DONE, result=b"\0\xff"), "a"),
     "the check": lambda store: store.verify(),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "temporary credentials": {"token": "Fwo+Gq/token=="},
-    "own names": {"key_attr": "pk", "sort_key_attr": "sk", "ttl_attr": "ttl"},
-    "user agent": {"config": Config(user_agent="mine", user_agent_extra="more/2")},
-    "legacy retries": {"config": Config(retries={"mode": "legacy"})},
+    "configured": {"config": Config(user_agent="mine", user_agent_extra="more/2", retries={"mode": "legacy"})},
 }
 
 
@@ -144,25 +138,10 @@ def _steady_part(asked: Asked) -> tuple[object, ...]:
     return asked.method, asked.target, sorted({**asked.headers, **once}.items()), signed.groups(), asked.body
 
 
-def test_headers_that_http_gives_are_given_once(server: ScriptedServer) -> None:
-    """With AWS's own runtime installed, botocore's signer sets ``host`` by itself."""
-    store = opened(server)
-
-    def as_awscrt_does(request: Any, **_: Any) -> None:
-        request.headers["host"] = f"127.0.0.1:{server.port}"
-
-    store._connected().meta.events.register("request-created.dynamodb", as_awscrt_does)
-    store.swap(RECORD, None)
-    store.swap(RECORD, None)
-
-    assert [each.names.count("host") for each in server.asked] == [1, 1]
-
-
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("place", ["", "/", "/prefix/of~ours/"])
-def test_what_is_sent_is_signed(server: ScriptedServer, path: str, place: str) -> None:
+def test_what_is_sent_is_signed(server: ScriptedServer, path: str) -> None:
     """A server that computes the signature from what came over the wire finds the same."""
-    store = opened(server, path, token="token", endpoint_url=f"http://127.0.0.1:{server.port}{place}")
+    store = opened(server, path, token="token", endpoint_url=f"http://127.0.0.1:{server.port}/prefix/of~ours/")
     store.swap(RECORD, None)
     store.swap_with(DONE, "a", WRITES)
 
@@ -176,8 +155,6 @@ def test_what_is_sent_is_signed(server: ScriptedServer, path: str, place: str) -
         signature = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
         assert asked.headers["authorization"].endswith(f"Signature={signature}")
 
-
-# -- what becomes of answers
 
 THEIRS = replace(a_record(), revision="theirs", result=b"\0\xff", content_type="application/x-python-serialize")
 ITEM: Any = {**DynamoDBStore("orders")._item(THEIRS), "resultData": {"B": "AP8="}}
@@ -201,45 +178,25 @@ CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}
 ANSWERS: dict[str, tuple[Any, ...]] = {
     "success": (DONE, answer()),
     "success without a checksum": (DONE, answer(x_amz_crc32="")),
-    "success without a date": (DONE, answer(date="")),
-    "success with another date": (DONE, answer(date="later")),
     "success in chunks": (DONE, CHUNKS),
     "success after a 100": (DONE, b"HTTP/1.1 100 Continue\r\n\r\n" + answer()),
-    "success on a last connection": (DONE, answer(connection="close")),
     "lost to a record": (THEIRS, lost(Item=ITEM)),
     "lost to nothing": (None, lost()),
     "lost to a damaged item": ((RecordUnreadable, "damaged"), lost(Item={**ITEM, "status": {"S": "DONE"}})),
-    "lost to an item with a list": ((RecordUnreadable, "damaged"), lost(Item={**ITEM, "status": {"L": [{"S": "a"}]}})),
     "lost to another program": ((RecordUnreadable, "table of its own"), lost(Item={"idempotencyKey": {"S": "k"}})),
     "refusal that quotes a lost condition": ((AWAY, "Conditional"), invalid("ConditionalCheckFailedException")),
     "no table": ((WRONG, "idempotency provision"), refusal("ResourceNotFoundException")),
     "no permission": ((WRONG, "dynamodb:PutItem is not granted"), refusal("AccessDeniedException")),
     "wrong credentials": ((WRONG, "credentials"), refusal("UnrecognizedClientException")),
-    "wrong signature": ((WRONG, "credentials"), refusal("InvalidSignatureException")),
-    "old credentials": ((AWAY, "ExpiredToken"), refusal("ExpiredTokenException")),
-    "another key": ((WRONG, "key_attr"), invalid("Missing the key pk in the item")),
-    "too large": ((RecordTooLarge, "size"), invalid("Item size has exceeded the maximum allowed size")),
-    "unusable": ((AWAY, "invalid"), invalid("One or more parameter values were invalid")),
-    "capital message": ((RecordTooLarge, "size"), answer(400, b'{"__type":"x#ValidationException","Message":"size"}')),
-    "throttled once": (DONE, refusal("ProvisionedThroughputExceededException"), answer()),
     "throttled": ((AWAY, "Throttling"), refusal("ThrottlingException")),
-    "over the limit": ((AWAY, "RequestLimit"), refusal("RequestLimitExceeded")),
     "in progress": ((AWAY, "InProgress"), refusal("TransactionInProgressException")),
     "out of order once": (DONE, broken(), answer()),
-    "out of order": ((AWAY, "oops"), broken()),
     "a page": ((AWAY, "503"), answer(503, PAGE, x_amz_crc32="")),
-    "a page without a date": ((AWAY, "503"), answer(503, PAGE, x_amz_crc32="", date="")),
-    "a page that does not pass": ((AWAY, "403"), answer(403, PAGE, x_amz_crc32="")),
     "moved": ((AWAY, "302"), answer(302, b"", location="http://elsewhere/")),
     "closed once": (DONE, CLOSE, answer()),
     "closed": ((AWAY, "closed"), CLOSE),
-    "no HTTP": ((AWAY, "closed"), b"SSH-2.0-OpenSSH\r\n\r\n"),
     "torn once": (DONE, answer()[:40], answer()),
-    "wrong checksum of a refusal": (
-        DONE,
-        answer(400, b'{"__type":"x#ValidationException"}', x_amz_crc32="1"),
-        answer(),
-    ),
+    "wrong checksum": (DONE, answer(400, b'{"__type":"x#ValidationException"}', x_amz_crc32="1"), answer()),
 }
 
 
@@ -264,10 +221,8 @@ def test_both_paths_make_the_same_of_an_answer(
 
     assert outcomes[0] == outcomes[1]
     (kind, *texts), now = outcomes[0]
-    if isinstance(expected, tuple):
-        assert (kind, expected[1] in str(texts[0])) == (expected[0], True), texts
-    else:
-        assert kind == expected
+    error, word = expected if isinstance(expected, tuple) else (expected, "")
+    assert (kind, word in str(texts)) == (error, True), texts
     assert is_first or now == THEN
 
 
@@ -281,29 +236,27 @@ def _steady(error: object) -> str:
     return re.sub(r"0x[0-9a-f]+|port=\d+|'\S+ \S+ \S+ OK'", "", str(error))
 
 
-@pytest.mark.parametrize(
-    ("reply", "cause"),
-    [
-        (answer(200, PAGE, x_amz_crc32=""), "ResponseParserError"),
-        (answer(200, b"[]"), "ResponseParserError"),
-        (answer(x_amz_crc32="1"), "ChecksumError"),
-        (answer(202), "ResponseParserError"),
-        (answer(204, b""), "ResponseParserError"),
-        (refusal("ConditionalCheckFailedException", status=200), "ResponseParserError"),
-        (answer(200, b"{", content_length="2", connection="close", x_amz_crc32=""), "ResponseParserError"),
-    ],
-    ids=["no JSON", "no object", "wrong checksum", "accepted", "empty", "error", "torn"],
-)
-def test_a_success_that_cannot_be_read_is_none(server: ScriptedServer, reply: bytes, cause: str) -> None:
+UNREADABLE = {
+    "no JSON": answer(200, PAGE, x_amz_crc32=""),
+    "no object": answer(200, b"[]"),
+    "wrong checksum": answer(x_amz_crc32="1"),
+    "accepted": answer(202),
+    "error": refusal("ConditionalCheckFailedException", status=200),
+    "torn": answer(200, b"{", content_length="2", connection="close", x_amz_crc32=""),
+}
+
+
+@pytest.mark.parametrize("reply", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_success_that_cannot_be_read_is_none(server: ScriptedServer, reply: bytes) -> None:
     """Most of these boto3 takes for a success in the end; the direct path says that there is no certain answer."""
     store = opened(server)
     store.verify()
     server.script.append(reply)
 
-    with pytest.raises(StoreUnavailable) as raised:
+    with pytest.raises(StoreUnavailable):
         store.swap(RECORD, None)
 
-    assert (type(raised.value.__cause__).__name__, server.script) == (cause, [])
+    assert server.script == []
 
 
 def test_reply_after_an_interim_one_is_nobody_elses(server: ScriptedServer) -> None:
@@ -326,9 +279,6 @@ def test_write_without_an_answer_is_boto3s_to_try_again(server: ScriptedServer, 
 
     numbers = [re.findall(r"attempt=(\d)", each.headers["amz-sdk-request"])[0] for each in server.asked]
     assert (numbers, len(pauses)) == (["1", "1", "2", "3"], 2)
-
-
-# -- connections
 
 
 def test_connections_are_shared_by_both_ways_and_replaced(server: ScriptedServer, pauses: list[float]) -> None:
@@ -362,8 +312,7 @@ def test_silence_on_a_used_connection_is_an_outage(server: ScriptedServer, path:
 
 
 def test_a_signal_leaves_no_lock_behind(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A soft time limit that raises while Python code takes a lock leaves it taken, and what comes later waits for
-    ever: so none is taken, neither for a used connection, nor where the session is asked."""
+    """A soft time limit that strikes while Python code takes a lock leaves it taken for ever: so none is taken."""
     store = opened(server)
     store.verify()
     enter = threading.Condition.__enter__
@@ -376,20 +325,6 @@ def test_a_signal_leaves_no_lock_behind(server: ScriptedServer, monkeypatch: pyt
 
     assert store.swap(RECORD, None) == RECORD
     assert store.get("a") is None
-
-
-def test_no_more_connections_are_kept_than_configured(server: ScriptedServer) -> None:
-    """Those that were needed at once, and are too many now, are closed; what they answered counts."""
-    store = opened(server, config=Config(max_pool_connections=1))
-    store.verify()
-    pool = store._direct()._way()[1]._pool
-    kept = pool._get_conn()
-
-    assert store.swap(RECORD, None) == RECORD
-    pool._put_conn(kept)
-    assert (pool.num_connections, pool.pool.qsize(), kept.is_closed) == (2, 1, True)
-    assert store.swap(RECORD, None) == RECORD
-    assert connections(server) == [0, 1, 1]
 
 
 def test_a_store_closed_by_another_thread_connects_again(server: ScriptedServer) -> None:
@@ -405,15 +340,11 @@ def test_a_store_closed_by_another_thread_connects_again(server: ScriptedServer)
     assert connections(server) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "inside",
-    ["botocore.httpsession.URLLib3Session._get_request_target", "urllib3.connectionpool.HTTPConnectionPool._put_conn"],
-)
 def test_a_botocore_with_other_insides_is_used_from_outside(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, inside: str
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the session keeps its pool elsewhere, requests go through the session."""
-    monkeypatch.delattr(inside)
+    monkeypatch.delattr("urllib3.connectionpool.HTTPConnectionPool._put_conn")
     empty = SimpleNamespace(status_code=200, headers={}, content=b"{}")
     monkeypatch.setattr("botocore.httpsession.URLLib3Session.send", lambda session, request: empty)
 
@@ -451,9 +382,6 @@ def test_a_proxy_that_is_no_tunnel_is_asked_by_botocore(server: ScriptedServer, 
     assert (asked, len(by_session)) == ([("http://dynamodb.example/", True)] * 2, 2)
 
 
-# -- credentials
-
-
 def test_refreshed_credentials_are_used_at_once(server: ScriptedServer) -> None:
     """Assumed roles end within the hour; each request is signed with what the session has then."""
     keys = iter("AB")
@@ -474,21 +402,17 @@ def test_refreshed_credentials_are_used_at_once(server: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("token", ["token\n", "token\r", "token\r\nX-Other: 1"])
-def test_line_break_in_a_credential_is_refused(server: ScriptedServer, path: str, token: str) -> None:
+def test_line_break_in_a_credential_is_refused(server: ScriptedServer, path: str) -> None:
     """A new token with a line break would end the headers there, and begin another header or request."""
     credentials = Credentials("AKID", SECRET, "token")
     store = opened(server, path, session=_with_credentials(credentials))
     store.verify()
-    credentials.token = token
+    credentials.token = "token\r\nX-Other: 1"
 
     with pytest.raises(StoreUnavailable, match="Invalid header value"):
         store.swap(RECORD, None)
 
     assert len(server.asked) == 1
-
-
-# -- who is not bypassed
 
 
 def test_who_answers_in_the_servers_place_still_does(server: ScriptedServer) -> None:
@@ -526,26 +450,20 @@ def test_who_looks_at_requests_still_does(server: ScriptedServer, by_session: li
     assert len(by_session) == 1
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-def test_discovered_endpoints_are_left_to_boto3(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, is_known: bool
-) -> None:
-    """botocore asks for the endpoint first. That request in the place of a write would win every swap and keep
-    nothing."""
+def test_discovered_endpoints_are_left_to_boto3(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore asks for the endpoint first: in the place of a write, that would win every swap and keep nothing."""
     endpoint = f"http://127.0.0.1:{server.port}"
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_DISCOVERY_ENABLED", "true")
     store = opened(server, endpoint_url=None)
     found = json.dumps({"Endpoints": [{"Address": endpoint, "CachePeriodInMinutes": 60}]}).encode()
     server.script.append(answer(200, found))
-    if is_known:
-        store.get("a")
 
     store.swap(RECORD, None)
     store.swap_with(DONE, "a", WRITES)
 
     operations = [each.headers["x-amz-target"].partition(".")[2] for each in server.asked]
-    assert (operations[0], operations[-2:]) == ("DescribeEndpoints", ["PutItem", "TransactWriteItems"])
+    assert operations == ["DescribeEndpoints", "PutItem", "TransactWriteItems"]
     assert "discovered" in store.way
 
 
@@ -560,20 +478,12 @@ def test_a_stubbed_client_keeps_its_stubs(server: ScriptedServer) -> None:
     assert (server.asked, "intercepted" in store.way) == ([], True)
 
 
-def _endpoint(store: Any) -> Any:
-    client = store._connected()
-    client._endpoint = SimpleNamespace(make_request=client._endpoint.make_request)
-    return store
-
-
 WAYS: dict[str, Callable[[ScriptedServer], Any]] = {
     "on the direct path": lambda server: opened(server),
     "through boto3 (so configured)": lambda server: opened(server, "boto3"),
-    "through boto3 (so configured) ": lambda server: opened(server, None),  # a session's events are the user's
-    "through boto3 (so configured)  ": lambda server: DynamoDBStore("orders", client=opened(server)._connected()),
+    "through boto3 (so configured) ": lambda server: DynamoDBStore("orders", client=opened(server)._connected()),
     "through boto3 (the client does not sign": lambda s: opened(s, config=Config(signature_version=UNSIGNED)),
     "through boto3 (adaptive": lambda server: opened(server, config=Config(retries={"mode": "adaptive"})),
-    "through boto3 (this botocore keeps its connections elsewhere": lambda server: _endpoint(opened(server)),
 }
 
 
