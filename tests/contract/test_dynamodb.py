@@ -1,6 +1,5 @@
 """The contract on DynamoDB, and what only this store adds: its items, its commits, its clock, its clients."""
 
-import inspect
 import os
 import socket
 import time
@@ -15,36 +14,24 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from celery_idempotent.engine.attempt import ProtectedAttempt
-from celery_idempotent.engine.claim import Claim, new_nonce
 from celery_idempotent.errors import PolicyError, StoreMisconfigured
-from celery_idempotent.protocol.effects import AtMostOnce
-from celery_idempotent.protocol.keys import Identity, Selector, label_of
-from celery_idempotent.protocol.operation import Operation
-from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.protocol.record import Record, Status, bounded
-from celery_idempotent.protocol.store import CommittingStore, RecordTooLarge, Store, WriteFailed
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import RecordTooLarge, Store, WriteFailed
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.items import typed
 from celery_idempotent.stores.dynamodb.provisioning import ATTENTION
 from celery_idempotent.stores.wrappers import innermost
-from celery_idempotent.testing import CommittingContract, FaultyStore, OutageContract, StoreContract, VerifiableContract
+from celery_idempotent.testing import CommittingContract, OutageContract, StoreContract, VerifiableContract
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record
 from tests.support.dynamodb import LOGIN, count_requests, new_url, provisioned
-from tests.support.objects import sealed
-from tests.support.scene import Scene
 
 OWN_NAMES = {"key_attr": "pk", "sort_key_attr": "sk", "sort_key_value": "IDEMPOTENCY", "ttl_attr": "ttl"}
+OWN_INDEXES = {"unknown_index": "doubt", "label_index": "labels"}
 TABLES = {
     "as provision makes it": {"transport": "direct"},
     "with own names, through boto3": {"transport": "boto3", **OWN_NAMES},
-    "with own names and indexes": {
-        "transport": "direct",
-        **OWN_NAMES,
-        "unknown_index": "doubt",
-        "label_index": "labels",
-    },
+    "with own names and indexes": {"transport": "direct", **OWN_NAMES, **OWN_INDEXES},
 }
 
 
@@ -100,9 +87,6 @@ def store(request: pytest.FixtureRequest, url: str) -> Iterator[DynamoDBStore]:
     store.close()
 
 
-# -- items and requests
-
-
 def test_item_has_the_documented_attributes(store: DynamoDBStore) -> None:
     """Attribute names and types are an interface: dashboards, exports and other versions read them."""
     values: dict[str, Any] = {"takeovers": 2, "steps": {"a": 1}, "verdict": {"by": "ann"}, "expires_at": 4_000_000_000}
@@ -136,33 +120,6 @@ def test_items_stand_under_the_users_names_and_others_are_left_alone(dynamodb_en
 
         assert (item["ttl"], "idempotencyKey" in item) == ({"N": "4000000000"}, False)
         assert list(store.scan()) == [record] == list(store.scan(label=record.label))
-
-
-def test_call_with_half_a_surrogate_pair_is_kept_readable_and_no_outage(store: DynamoDBStore) -> None:
-    """As any JSON body can bring it, in whatever a caller names: to DynamoDB it would be no request at all."""
-    half, readable = "Zoë \ud83d", "Zoë \\ud83d"
-    bound = inspect.signature(lambda name: None).bind(half)
-    scene = Scene()
-    scene.store = FaultyStore(store)
-    identity = Identity(new_nonce(), "f", label_of(Selector("label", lambda name: name), lambda: bound))
-    policy = Policy(effects={"text to *": AtMostOnce()}, on_takeover="refuse")
-    operation = Operation(identity=identity, policy=policy, task=half, task_id=half, worker=half, app=half)
-
-    def body(claim: Claim | None) -> None:
-        assert claim is not None
-        handle = ProtectedAttempt(claim, scene.codec, effects=policy.effects)
-        assert handle.step(f"text to {half}", lambda step: half) == half
-        raise LookupError(half)
-
-    for _ in range(2):
-        with pytest.raises(LookupError):
-            scene.delivery_of(operation).run(body)
-
-    record = store.get(identity.key)
-    assert record is not None
-    assert (record.status, record.error, record.label) == (Status.FAILED, f"LookupError: {readable}", readable)
-    assert record.task_id == record.worker == bounded(half)
-    assert scene.names == ["claimed", "failed", "replayed"]
 
 
 def test_every_swap_is_one_request_and_so_is_the_check(store: DynamoDBStore) -> None:
@@ -223,9 +180,6 @@ def test_missing_table_or_another_key_names_the_remedy(url: str, dynamodb_endpoi
             ask()
 
 
-# -- clients and clocks
-
-
 def test_own_client_is_used_as_it_is(dynamodb_endpoint: str, store: DynamoDBStore) -> None:
     """A user's client, or function that makes one, takes the place of ours."""
     client = boto3.client("dynamodb", region_name="us-east-1", endpoint_url=dynamodb_endpoint, **LOGIN)
@@ -258,7 +212,7 @@ def test_client_is_not_carried_over_a_fork(store: DynamoDBStore) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-@pytest.mark.parametrize("skew", [-3_600_000, -30_000, 0, 30_000, 3_600_000])
+@pytest.mark.parametrize("skew", [-3_600_000, 0, 30_000])
 def test_clock_follows_the_server_when_the_local_one_is_wrong(store: DynamoDBStore, skew: int) -> None:
     """A Date header has one second's resolution: within it, the finer local clock counts."""
     skewed = DynamoDBStore(
@@ -275,7 +229,6 @@ def test_clock_follows_the_server_when_the_local_one_is_wrong(store: DynamoDBSto
     ("url", "table", "region", "endpoint"),
     [
         ("@eu-west-1/orders", "orders", "eu-west-1", None),
-        ("@localhost/orders", "orders", "us-east-1", "http://localhost"),
         ("AKIA:very-se/cret@localhost:8000/orders", "orders", "us-east-1", "http://localhost:8000"),
         ("@10.0.0.1:80/orders?region=eu-north-1&secure=1", "orders", "eu-north-1", "https://10.0.0.1:80"),
     ],
@@ -300,17 +253,12 @@ def test_unusable_urls_and_options_are_refused() -> None:
     options: Any
     for options, word in (
         ({"client": lambda: None, "region": "eu-west-1"}, "client"),
-        ({"client": lambda: None, "transport": "direct"}, "transport"),
         ({"transport": "fast"}, "transport"),
-        ({"key_attr": "status"}, "overlap"),
         ({"ttl_attr": ATTENTION}, "overlap"),
         ({"unknown_index": "i", "label_index": "i"}, "name them differently"),
     ):
         with pytest.raises(PolicyError, match=word):
             DynamoDBStore("t", **options)
-
-
-# -- commits
 
 
 class _Stock:
@@ -348,47 +296,32 @@ class TestCommits(CommittingContract):
         return _Stock(innermost(store))
 
 
-class TestSealedCommits(TestCommits):
-    """They are the same where records are encrypted."""
-
-    @pytest.fixture(name="store")
-    def sealed_store(self, store: DynamoDBStore) -> Any:
-        return sealed(store)
-
-
 @pytest.fixture(scope="module")
 def stock(store: DynamoDBStore) -> _Stock:
     return _Stock(store)
 
 
 def test_commit_is_one_request_and_a_refused_write_is_named(store: DynamoDBStore, stock: _Stock) -> None:
-    """A failed condition of the user's leaves record and all writes as they were."""
+    """It is counted from the first of the user's, with DynamoDB's own reason."""
     record = a_claim(store)
-    done, before = a_completion(record), stock.count()
+    done = a_completion(record)
     with pytest.raises(WriteFailed) as refused:
         store.swap_with(done, record.revision, [stock.made(), stock.refused()])
     assert (refused.value.position, refused.value.reason) == (1, "ConditionalCheckFailed")
-    assert (store.get(record.key), stock.count()) == (record, before)
 
     with count_requests(store) as requests:
         assert store.swap_with(done, record.revision, [stock.made()]) == done
 
-    assert isinstance(store, CommittingStore)
-    assert (requests, stock.count()) == (["TransactWriteItems"], before + 1)
+    assert requests == ["TransactWriteItems"]
 
 
 @pytest.mark.parametrize(
     ("write", "position"),
     [
         ({"Put": {"TableName": "no-such-table", "Item": {"sku": "a"}}}, None),
-        ({"Update": {"TableName": "no-such-table", "Key": {"sku": "a"}, "UpdateExpression": "nonsense"}}, None),
         ({"Upsert": {}}, 0),
-        ({"Put": {}, "Delete": {}}, 0),
-        ("Put", 0),
         ({"Put": {"TableName": "t", "Item": {"price": 1.5}}}, 0),
-        ({"Put": {"TableName": "t", "Item": None}}, 0),
         ({"Put": {"TableName": "t", "Item": {"sku": "a", "names": [{"S": "Zoë \ud83d"}]}}}, 0),
-        ({"Delete": {"TableName": "t", "Key": {"sku": "\udcff"}}}, 0),
     ],
 )
 def test_unusable_write_is_refused(store: DynamoDBStore, write: Any, position: int | None) -> None:
