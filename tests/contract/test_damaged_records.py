@@ -20,7 +20,7 @@ from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.client import read_url
 from celery_idempotent.stores.sql.statements import UnreadableRow
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival
-from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
+from lab.embedded import EmbeddedMariaDB, EmbeddedRedis
 from tests.support.commands import run
 from tests.support.deliveries import an_app, deliver
 from tests.support.dynamodb import new_url, provisioned
@@ -77,14 +77,10 @@ def on_dynamodb(dynamodb_endpoint: str) -> Iterator[Place]:
 
 
 def _on_sql(database: Database) -> Iterator[Place]:
-    """A table without rules of its own: SQLite keeps whatever it is given, and PostgreSQL whatever is null."""
+    """A table without rules of its own: SQLite keeps whatever it is given."""
     with database.store() as store, database.administrator() as connection:
         name = store.table.name
-        if database.dialect == "postgresql":
-            for each in store.table.c:
-                if not each.primary_key:
-                    connection.execute(text(f"ALTER TABLE {name} ALTER COLUMN {each.name} DROP NOT NULL"))
-        elif database.dialect == "sqlite":
+        if database.dialect == "sqlite":
             (ddl,) = connection.execute(text(f"SELECT sql FROM sqlite_master WHERE name = '{name}'")).scalars()
             connection.execute(text(f"DROP TABLE {name}"))
             connection.execute(text(ddl.replace(" NOT NULL", "")))
@@ -101,11 +97,6 @@ def _on_sql(database: Database) -> Iterator[Place]:
 @pytest.fixture
 def on_sqlite(tmp_path: Path) -> Iterator[Place]:
     yield from _on_sql(Database(f"sqlite:///{tmp_path}/records.sqlite"))
-
-
-@pytest.fixture
-def on_postgres(postgres: EmbeddedPostgres) -> Iterator[Place]:
-    yield from _on_sql(Database(postgres.url, postgres))
 
 
 @pytest.fixture
@@ -136,19 +127,14 @@ DYNAMODB: list[tuple[str, Any]] = [
     *(("status", {"S": "DONE"}), ("status", {"S": "IN_PROGRESS"}), ("schema", {"N": str(SCHEMA + 1)})),
 ]
 
-MARIADB: list[tuple[str, Any]] = [
-    *((name, "-1") for name in NUMBERS),
-    *(("steps", f"'{damage}'") for damage in NO_STEPS),
-    *(("status", "'DONE'"), ("status", "'IN_PROGRESS'"), ("revision", "''")),
-    *(("schema", str(SCHEMA + 1)), ("fencing_token", str(2**63 - 1))),
-]
-POSTGRES = [*MARIADB, *((name, "NULL") for name in (*MUST_BE, "steps"))]
 SQLITE: list[tuple[str, Any]] = [
-    *POSTGRES,
-    *((name, damage) for name in NUMBERS for damage in ("'many'", "1.5", "x'ff'")),
+    *((name, "NULL") for name in (*MUST_BE, "steps")),
+    *((name, damage) for name in NUMBERS for damage in ("-1", "'many'", "1.5", "x'ff'")),
+    *(("steps", f"'{damage}'") for damage in NO_STEPS),
+    *(("status", "'DONE'"), ("status", "'IN_PROGRESS'"), ("revision", "''"), ("schema", str(SCHEMA + 1))),
     *((name, damage) for name in (*TEXTS, "steps") for damage in ("x'ff'", "CAST(x'ff' AS TEXT)")),
 ]
-DAMAGES = {"redis": REDIS, "dynamodb": DYNAMODB, "mariadb": MARIADB, "postgres": POSTGRES, "sqlite": SQLITE}
+DAMAGES = {"redis": REDIS, "dynamodb": DYNAMODB, "sqlite": SQLITE}
 
 
 @pytest.mark.parametrize(
@@ -167,15 +153,12 @@ def test_damage_is_refused_and_passed_over(
         place.store.swap(each, None)
     place.spoil(record.key, field, damage)
 
-    asking: tuple[Callable[[], object], ...] = (
-        lambda: place.store.get(record.key),
-        lambda: place.store.swap(a_rival(record), None),
-        lambda: place.store.swap(a_rival(record), "another revision"),
-    )
-    for ask in asking:
-        with pytest.raises(StoreMisconfigured) as raised:
-            ask()
-        assert len(str(raised.value)) < 1000
+    with pytest.raises(StoreMisconfigured) as raised:
+        place.store.get(record.key)
+    assert len(str(raised.value)) < 1000
+    for expected in (None, "another revision"):
+        with pytest.raises(StoreMisconfigured):
+            place.store.swap(a_rival(record), expected)
     with caplog.at_level(logging.WARNING):
         found = {each.key for each in place.store.scan()}
     assert (other.key in found, record.key in found) == (True, False)
@@ -187,9 +170,7 @@ def test_damage_is_refused_and_passed_over(
 def test_damage_in_what_is_certainly_not_meant_is_not_named(on_redis: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Of one without a status that is known nobody can tell; one in progress is not in doubt, whatever its count."""
     for status, field, damage, is_named in (
-        (Status.IN_PROGRESS, "status", "DONE", True),
         (Status.IN_PROGRESS, "status", None, True),
-        (Status.IN_PROGRESS, "SET", ["x"], True),
         (Status.IN_PROGRESS, "attempts", "many", False),
         (Status.UNKNOWN, "attempts", "many", True),
     ):
@@ -199,9 +180,6 @@ def test_damage_in_what_is_certainly_not_meant_is_not_named(on_redis: Place, cap
         caplog.clear()
         assert list(on_redis.store.scan(status=Status.UNKNOWN)) == []
         assert (record.key in caplog.text) is is_named
-
-
-# -- keys and rows that cannot even be fetched
 
 
 def test_key_in_redis_that_is_no_text_is_passed_over(
@@ -228,7 +206,7 @@ def test_key_on_mysql_that_is_no_text_is_passed_over(on_mariadb: Place, caplog: 
     assert r"key=\xff\n " in caplog.text
 
 
-@pytest.mark.parametrize("page", [1, 2, 200])
+@pytest.mark.parametrize("page", [2, 200])
 def test_keys_on_sqlite_that_are_no_text_are_passed_over(
     on_sqlite: Place, page: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,34 +234,10 @@ def test_error_over_text_that_is_none_does_not_quote_it(on_sqlite: Place) -> Non
     assert "secret" not in str(raised.value)
 
 
-def test_row_that_cannot_be_fetched_hides_none_of_several_pages(
-    on_sqlite: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The page that it stands on is read row by row, and the filter holds there, too."""
-    monkeypatch.setattr("celery_idempotent.stores.sql.statements._PAGE", 20)
-    records = [a_record() for _ in range(45)]
-    for each in records:
-        on_sqlite.store.swap(each, None)
-    for each in records[:3]:
-        on_sqlite.spoil(each.key, "worker", "CAST(x'ff' AS TEXT)")
-    changed = replace(records[3], status=Status.UNKNOWN, revision="2")
-    on_sqlite.store.swap(changed, records[3].revision)
-
-    assert {each.key for each in on_sqlite.store.scan()} == {each.key for each in records[3:]}
-    assert list(on_sqlite.store.scan(status=Status.UNKNOWN)) == [changed]
-    assert len(list(on_sqlite.store.scan(status=Status.IN_PROGRESS))) == 41
-
-
-# -- who reads
-
-NO_STEP: tuple[Any, ...] = ({"charge": "x"}, {"charge": {}}, {"charge": {"base64": "?", "content_type": "t"}})
-
-
 @pytest.mark.parametrize(
     ("policy", "damage", "state", "runs"),
     [
         (Policy(on_outage="run"), ("steps", "{"), "RETRY", 1),
-        (Policy(on_outage="run", on_takeover="refuse"), ("schema", SCHEMA + 1), "RETRY", 1),
         (Policy(mode="observe"), ("schema", SCHEMA + 1), "SUCCESS", 2),  # it never changes what a task does
     ],
 )
@@ -303,7 +257,7 @@ def test_unreadable_record_is_no_outage(
     assert (deliver(charge).state, len(ran)) == (state, runs)
 
 
-@pytest.mark.parametrize("damage", NO_STEP)
+@pytest.mark.parametrize("damage", [{"charge": "x"}, {"charge": {"base64": "?", "content_type": "t"}}])
 def test_damaged_step_is_not_made_again(damage: Any, on_redis: Place) -> None:
     """Of a step whose state cannot be read nobody knows whether it had its effect; the delivery is postponed."""
     app, calls = an_app(idempotency_store=on_redis.store), list[int]()
@@ -320,19 +274,16 @@ def test_damaged_step_is_not_made_again(damage: Any, on_redis: Place) -> None:
 
 
 def test_commands_pass_over_what_they_cannot_read(on_redis: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """``list`` and ``purge`` do their work and name it; ``show`` says what is wrong; times are shown however far."""
-    app, store = an_app(idempotency_store=on_redis.store), on_redis.store
+    """``list`` and ``purge`` do their work and name it; ``show`` says what is wrong."""
+    app = an_app(idempotency_store=on_redis.store)
     damaged, good = (replace(a_record(), status=Status.RELEASED, updated_at=1) for _ in range(2))
-    far = replace(a_record(), status=Status.COMPLETED, lease_until=2**62, created_at=2**62, updated_at=2**62)
-    for each in (damaged, good, far):
-        store.swap(each, None)
+    for each in (damaged, good):
+        on_redis.store.swap(each, None)
     on_redis.spoil(damaged.key, "status", "DONE")
-    on_redis.spoil(far.key, "expires_at", 2**62)  # which the server would not take
 
     listed = run(app, "list")
     assert (listed.exit_code, good.key in listed.stdout, damaged.key in listed.stdout) == (0, True, False)
     shown = run(app, "show", damaged.key)
     assert (shown.exit_code, "is damaged: ValueError: 'DONE'" in shown.output) == (1, True)
-    assert all(str(2**62) in each.stdout for each in (listed, run(app, "show", far.key)))
     assert "1 released records deleted" in run(app, "purge", "--released-before", "1").stdout
     assert [(each.startswith(UNREADABLE), damaged.key in each) for each in caplog.messages] == [(True, True)] * 2

@@ -132,9 +132,6 @@ def test_pages_and_what_a_busy_table_leaves_out_are_asked_for_again(
     assert len(pauses) == 1
 
 
-# -- a table without them
-
-
 def test_missing_index_is_told_and_done_without(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Lists read the table as they would without the option; a check says which command creates it."""
     with provisioned(url):

@@ -127,12 +127,6 @@ def test_reply_that_came_too_late_goes_to_nobody(
     assert ask(client, b"one", b"two", b"three") == [b"one", b"two", b"three"]
 
 
-def test_errors_among_many_are_answers(client: DirectClient) -> None:
-    """One that the server refuses hides none of the others."""
-    one, refused, two = client.ask_all([(b"ECHO", b"one"), (b"NOSUCH",), (b"ECHO", b"two")])
-    assert (one, type(refused), two) == (b"one", redis.ResponseError, b"two")
-
-
 def test_dropped_connections_are_closed_and_leave_their_place(single: DirectClient) -> None:
     """After a fail-over the name leads elsewhere, and an old connection to the replica that was the primary."""
     before = _connection_id(single)

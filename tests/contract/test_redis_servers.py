@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
@@ -54,9 +54,6 @@ def is_refused(url: str, word: str, error: type[Exception] = StoreMisconfigured)
     assert type(raised.value) is error
 
 
-# -- TLS and sockets
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return new_certificates(tmp_path_factory.mktemp("certificates"))
@@ -75,25 +72,10 @@ def test_certificate_and_host_are_checked_unless_the_url_says_otherwise(
     """The authority is named as for a broker; an error says what to set."""
     ours, other, trusted = f"{HOST}:{tls.port}/0", f"localhost:{tls.port}/0", f"ssl_ca_certs={certificates.authority}"
     works(f"rediss://{ours}?{trusted}")
-    works(f"rediss://{ours}?{trusted}&ssl_cert_reqs=CERT_REQUIRED")
     works(f"rediss://{ours}?ssl_cert_reqs=none")
     works(f"rediss://{other}?{trusted}&ssl_check_hostname=false")
     is_refused(f"rediss://{ours}", "ssl_ca_certs")
     is_refused(f"rediss://{other}?{trusted}", "the host as certified")
-
-
-def test_client_shows_its_own_certificate(redis_server: EmbeddedRedis, certificates: Certificates) -> None:
-    """Where the server asks clients for a certificate, the URL names it."""
-    with TcpProxy(redis_server.port, tls=certificates.for_server(asks_clients=True)) as proxy:
-        url = f"rediss://{HOST}:{proxy.port}/0?ssl_ca_certs={certificates.authority}"
-        works(f"{url}&ssl_certfile={certificates.certificate}&ssl_keyfile={certificates.key}")
-        is_refused(url, ".", StoreUnavailable)
-
-
-def test_plain_text_towards_tls_and_the_reverse_are_outages(tls: TcpProxy, redis_server: EmbeddedRedis) -> None:
-    """Neither hangs."""
-    for url in (f"redis://{HOST}:{tls.port}", f"rediss://{HOST}:{redis_server.port}"):
-        is_refused(f"{url}?socket_timeout=0.3", ".", StoreUnavailable)
 
 
 def test_unix_socket_works(tmp_path: Path) -> None:
@@ -106,9 +88,6 @@ def test_unix_socket_works(tmp_path: Path) -> None:
         client.execute_command("ACL", "SETUSER", "default", "resetpass", ">pass")
         works(f"redis+socket://:pass@{path}")
         works(f"unix://default@{path}?password=pass")
-
-
-# -- replicas
 
 
 def test_record_that_too_few_replicas_have_does_not_count() -> None:
@@ -176,9 +155,6 @@ def test_connections_to_a_demoted_primary_are_given_up(way: str) -> None:
         store.close()
 
 
-# -- Sentinel
-
-
 def test_fail_over_by_sentinel_is_followed() -> None:
     """The sentinel promotes the replica; the store finds it by itself, with all that was acknowledged."""
     records = [a_record() for _ in range(20)]
@@ -216,22 +192,6 @@ def test_group_and_password_of_sentinels_are_their_own(redis_server: EmbeddedRed
         with opened(f"{base}=sleeping&master_name={GROUP}") as store, pytest.raises(StoreUnavailable) as raised:
             store.verify()
         assert "sleeping" not in f"{raised.value} {raised.value.__cause__}"
-
-
-def test_sentinel_and_primary_over_tls(tls: TcpProxy, certificates: Certificates) -> None:
-    """The ssl options count for the primary, and for the sentinels where the URL says so."""
-    stand_in = EmbeddedRedis()
-    stand_in.port = tls.port
-    with (
-        EmbeddedSentinel(stand_in, f"sentinel down-after-milliseconds {GROUP} 600000") as sentinel,
-        TcpProxy(sentinel.port, tls=certificates.for_server()) as safe,
-    ):
-        options = f"master_name={GROUP}&ssl_ca_certs={certificates.authority}"
-        works(f"sentinel://{HOST}:{sentinel.port}?{options}")
-        works(f"sentinel://{HOST}:{safe.port}?{options}&sentinel_ssl=true")
-
-
-# -- cluster
 
 
 @dataclass(frozen=True)
@@ -328,30 +288,6 @@ def test_slot_on_its_way_is_an_outage_until_it_has_arrived(company: Company, wai
     company.give(slot, target)
     assert waiting.swap(record, None) == record
     assert _is_stored(company.replicas[1], record)
-
-
-def _takes_over(client: redis.Redis) -> bool:
-    """Ask a replica to take its primary's place; a server that is not done in 5 s gives up, and is asked again."""
-    client.execute_command("CLUSTER FAILOVER")
-    with suppress(AssertionError):
-        wait_until(lambda: client.info("replication")["role"] == "master", "not yet", timeout=6)
-    return bool(client.info("replication")["role"] == "master")
-
-
-def test_planned_fail_over_in_a_cluster_is_followed(company: Company) -> None:
-    """Primary and replica change places, and stores, waiting or not, go on with all that was acknowledged."""
-    primary, promoted = company.primaries[2], company.replicas[2]
-    with opened(company.url) as plain, opened(f"{company.url}?wait_replicas=1") as waiting:
-        records = {store: _record_on(store, primary) for store in (plain, waiting)}
-        assert [store.swap(each, None) for store, each in records.items()] == [*records.values()]
-        with administrator(promoted) as client:
-            wait_until(lambda: _takes_over(client), "the replica was never promoted")
-        wait_until(lambda: replicas_online(promoted) == 1, "the old primary never followed")
-
-        for store, record in records.items():
-            outcome = a_completion(record)
-            assert store.swap(outcome, record.revision) == outcome
-            assert _is_stored(promoted, outcome)
 
 
 def test_killed_primary_of_a_cluster_is_an_outage_until_its_replica_is_promoted(company: Company) -> None:

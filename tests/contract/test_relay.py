@@ -19,7 +19,6 @@ import pytest
 from celery import Celery
 from celery.signals import before_task_publish
 from kombu.exceptions import OperationalError
-from moto.server import ThreadedMotoServer
 from redis import Redis
 from sqlalchemy import update
 
@@ -34,18 +33,14 @@ from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SQLStore]:
-    """A store whose outbox is empty."""
-    with Database(f"sqlite:///{tmp_path}/records.sqlite").store() as found:
-        yield found
-
-
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def each_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLStore]:
-    """One in each database."""
-    server = None if request.param == "sqlite" else request.getfixturevalue(request.param)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLStore]:
+    """A store whose outbox is empty; a test names the server of its database, unless it is SQLite's."""
+    server = request.getfixturevalue(request.param) if getattr(request, "param", "sqlite") != "sqlite" else None
     with Database(server.url if server else f"sqlite:///{tmp_path}/records.sqlite", server).store() as found:
         yield found
+
+
+in_each_database = pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"], indirect=True)
 
 
 def _app(store: SQLStore, broker: str, **options: Any) -> Celery:
@@ -87,23 +82,6 @@ def _failures(store: SQLStore) -> dict[str, int]:
     return {each.id: each.failures for each in store.waiting(1000)}
 
 
-def _reasons(store: SQLStore) -> dict[str, str]:
-    """The last of each, without its text, by task id."""
-    return {each.id: (each.reason or "").partition(":")[0] for each in store.waiting(1000)}
-
-
-# -- SQS
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    """The endpoint of another SQS: no emulator is AWS, and what both refuse is likelier refused there."""
-    server = ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
-
-
 class Queue:
     """A queue of a name of its own, on an SQS server."""
 
@@ -126,9 +104,9 @@ class Queue:
         return sorted(found)
 
 
-@pytest.fixture(params=["dynamodb_endpoint", "moto"])
-def queue(request: pytest.FixtureRequest, store: SQLStore) -> Iterator[Queue]:
-    found = Queue(request.getfixturevalue(request.param), store)
+@pytest.fixture
+def queue(dynamodb_endpoint: str, store: SQLStore) -> Iterator[Queue]:
+    found = Queue(dynamodb_endpoint, store)
     yield found
     found.app.close()
 
@@ -170,23 +148,6 @@ def test_what_sqs_refuses_fails_alone(store: SQLStore, queue: Queue) -> None:
     assert outbox.relay(queue.app) == 1
 
     assert (queue.arrived(), _failures(store)) == (["good"], dict.fromkeys(refused, 1))
-    assert _reasons(store) == {
-        "no such queue": "QueueDoesNotExist",
-        "not to be sent": "OperationalError",
-        "no group": "ClientError",
-        "not encodable": "SerializerNotInstalled",
-    }
-
-
-def test_queue_that_is_not_declared_fails_alone(store: SQLStore, queue: Queue) -> None:
-    """With ``predefined_queues`` no queue is created for a name that is wrong."""
-    place = {"url": queue.url, "region": REGION, "access_key_id": "test", "secret_access_key": "test"}
-    queue.app.conf.broker_transport_options = {**queue.options, "predefined_queues": {queue.name: place}}
-    _enqueue(store, _message("other", queue="other"), _message("good"))
-
-    assert outbox.relay(queue.app) == 1
-
-    assert (queue.arrived(), _reasons(store)) == (["good"], {"other": "UndefinedQueueException"})
 
 
 def test_sqs_that_does_not_answer_is_no_fault_of_a_message(store: SQLStore) -> None:
@@ -199,9 +160,6 @@ def test_sqs_that_does_not_answer_is_no_fault_of_a_message(store: SQLStore) -> N
 
     assert _failures(store) == {"0": 1, "1": 0, "2": 0}
     assert len(store.take(10, 0)) == 3
-
-
-# -- Redis
 
 
 @pytest.fixture
@@ -246,14 +204,12 @@ def test_messages_outlast_a_redis_that_is_away(store: SQLStore, redis: EmbeddedR
     assert sorted(_arrived(redis)) == ["0", "1", "2"]
 
 
-# -- several relays
-
-
+@in_each_database
 def test_two_relays_share_what_fails_and_what_does_not(
-    each_store: SQLStore, redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+    store: SQLStore, redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each message is published once, and each failure is counted once, whichever of them met it."""
-    store, apps = each_store, [_app(each_store, redis.url) for _ in range(2)]
+    apps = [_app(store, redis.url) for _ in range(2)]
     _enqueue(store, *(_refused(number) if number % 3 == 0 else _message(str(number)) for number in range(90)))
 
     def drain(app: Celery) -> int:
@@ -271,9 +227,8 @@ def test_two_relays_share_what_fails_and_what_does_not(
     assert (len(logged), _failures(store)) == (30, logged)
 
 
-def test_relay_that_is_killed_loses_nothing_and_forgets_no_failure(each_store: SQLStore, redis: EmbeddedRedis) -> None:
+def test_relay_that_is_killed_loses_nothing_and_forgets_no_failure(store: SQLStore, redis: EmbeddedRedis) -> None:
     """What it had comes back; what it had counted is counted."""
-    store = each_store
     _enqueue(store, _refused(0), *(_message(str(number)) for number in range(5)))
     store.close()
     with warnings.catch_warnings():
@@ -301,16 +256,3 @@ def test_relay_that_is_killed_loses_nothing_and_forgets_no_failure(each_store: S
     assert outbox.relay(app) == 5
     assert Counter(_arrived(redis)) == {"0": 2, "1": 2, "2": 1, "3": 1, "4": 1}
     assert _failures(store) == {"refused 0": 2}
-
-
-def test_messages_that_fail_leave_room_in_every_look(each_store: SQLStore, redis: EmbeddedRedis) -> None:
-    """Old ones that are due again, more than a look has room for, delay nobody by more than a look."""
-    store, app = each_store, _app(each_store, redis.url)
-    _enqueue(store, *map(_refused, range(60)))
-    while outbox.relay(app, limit=20) or min(_failures(store).values()) == 0:
-        pass
-    _make_due(store)
-    _enqueue(store, *(_message(str(number)) for number in range(25)))
-
-    assert [outbox.relay(app, limit=20) for _ in range(3)] == [10, 10, 5]
-    assert len(_arrived(redis)) == 25

@@ -68,9 +68,6 @@ def test_scan_reads_every_page(server: Stubber, store: DynamoDBStore) -> None:
     assert list(store.scan(status=Status.IN_PROGRESS)) == records
 
 
-# -- provisioning
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
@@ -87,7 +84,6 @@ NOT_READY = "ContinuousBackupsUnavailableException"
     [
         (["ACTIVE"], "ENABLED", [""], 0),
         (["CREATING", "CREATING", "UPDATING"], "ENABLING", [""], 1),
-        (["ACTIVE"], "DISABLED", [""], 0),
         (["ACTIVE"], "DISABLING", ["UnknownOperationException"], 0),  # of servers that imitate DynamoDB
         (["ACTIVE"], "ENABLED", [NOT_READY] * 3 + [""], 6),  # of a table of AWS's that is minutes old
         (["ACTIVE"], "ENABLED", [NOT_READY] * 301, None),
@@ -130,8 +126,6 @@ def test_provisioning_waits_and_completes_what_is_missing(
     assert clock.monotonic() - began == pytest.approx(seconds)
 
 
-# -- commits
-
 NOTHING, CONFLICT, FAILED = {"Code": "None"}, {"Code": "TransactionConflict"}, {"Code": "ConditionalCheckFailed"}
 INVALID = {"Code": "ValidationError", "Message": "empty attribute"}
 THEIRS = a_record()
@@ -150,8 +144,9 @@ def _outcome(store: DynamoDBStore) -> Any:
         return type(error), str(error)
 
 
-@pytest.mark.parametrize("code", ["TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"])
-@pytest.mark.parametrize("position", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("code", "position"), [("TransactionConflict", 0), ("ThrottlingError", 1), ("ProvisionedThroughputExceeded", 2)]
+)
 def test_contention_of_a_commit_is_an_outage(server: Stubber, store: DynamoDBStore, code: str, position: int) -> None:
     """Whatever is in the way, of the record or of a write, passes by itself; nobody's condition has failed."""
     reasons = [NOTHING, NOTHING, NOTHING]
@@ -189,7 +184,6 @@ def _cancel(server: Stubber, reasons: list[Any]) -> None:
     ("code", "message", "error"),
     [
         ("TransactionInProgressException", "later", StoreUnavailable),  # it may have happened, or may happen still
-        ("InternalServerError", "later", StoreUnavailable),
         ("AccessDeniedException", "not authorized to perform: dynamodb:DeleteItem on stock", StoreMisconfigured),
     ],
 )
