@@ -215,8 +215,8 @@ def test_both_paths_make_the_same_of_an_answer(
 
     assert outcomes[0] == outcomes[1]
     (kind, *texts), now = outcomes[0]
-    error, word = expected if isinstance(expected, tuple) else (expected, "")
-    assert (kind, word in str(texts)) == (error, True), texts
+    wanted, word = expected if isinstance(expected, tuple) else (expected, "")
+    assert (kind, word in str(texts)) == (wanted, True), texts
     assert is_first or now == THEN
 
 
