@@ -177,6 +177,16 @@ def test_prefixes_keep_apps_of_one_database_apart(redis_server: EmbeddedRedis) -
         store.close()
 
 
+def test_hash_of_another_program_is_left_alone(store: RedisStore, client: Any) -> None:
+    """Under our key by chance, it is no record: the error says so, and it stays as it is."""
+    record = a_record()
+    client.hset(redis_key(record), mapping={"name": "Ada"})
+    with pytest.raises(StoreMisconfigured, match="no record"):
+        store.swap(record, None)
+    assert client.hgetall(redis_key(record)) == {"name": "Ada"}
+    client.delete(redis_key(record))
+
+
 def test_every_swap_is_one_round_trip_and_tells_the_time(proxy: TcpProxy, distant: RedisStore) -> None:
     """Won, lost, resent or in vain: one message there, one back; the clock needs no request of its own."""
     record = a_record()
@@ -340,7 +350,7 @@ def test_own_client_and_function_are_used_as_they_are(redis_server: EmbeddedRedi
         assert own.swap(record, None) == record == own.get(record.key)
         own.close()
 
-    wait_until(lambda: not {"made"} & {each["name"] for each in client.client_list()}, "the function's client stays")
+    wait_until(lambda: "made" not in {each["name"] for each in client.client_list()}, "the function's client stays")
     assert "mine" in {each["name"] for each in client.client_list()}
     assert repr(RedisStore(mine, name="the shop's Redis")) == "the shop's Redis"
     mine.close()
