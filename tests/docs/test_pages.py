@@ -173,7 +173,9 @@ TABLES: list[tuple[str, str, str, Iterable[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("page", "head", "pattern", "names"), TABLES, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(
+    ("page", "head", "pattern", "names"), TABLES, ids=lambda each: each if isinstance(each, str) else ""
+)
 def test_table_has_every_name_of_the_code_and_no_other(
     page: str, head: str, pattern: str, names: Iterable[str]
 ) -> None:

@@ -399,7 +399,7 @@ def _protected(policy: Policy) -> Any:
         (SimpleNamespace(apply_async=1), "function", "base=IdempotentTask"),
         (lambda order: 1, "name", "write name="),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_cannot_be_protected_is_refused_where_it_is_written(function: Any, option: str, remedy: str) -> None:
     """Before any call, with what to write instead."""

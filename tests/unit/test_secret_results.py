@@ -317,7 +317,7 @@ def test_bad_key_is_refused_where_a_task_is_bound_and_where_a_worker_starts(keys
             refuse()
 
 
-@pytest.mark.parametrize(("required", "keys"), [(True, None), ("yes", NEW), (None, NEW)])
+@pytest.mark.parametrize(("required", "keys"), [(True, None), ("yes", NEW), (None, NEW)], ids=["no key", "yes", "None"])
 def test_encryption_that_is_required_needs_keys(required: Any, keys: Any) -> None:
     """Or all would be written in clear."""
     with pytest.raises(PolicyError, match="idempotency_cipher_required="):

@@ -82,7 +82,7 @@ TIME, NONCE, SIGNATURE = _ago(0).split(".")
         *((each, 401) for each in (f"{int(TIME, 16) + 9:x}.{NONCE}.{SIGNATURE}", TOKEN.replace(" ", "+"), "1.2.\xfc")),
         (Sessions(TOKEN).form_token(f"{TIME}.{NONCE}.{SIGNATURE}"), 401),
     ],
-    ids=lambda value: str(value)[:24],
+    ids=lambda value: str(value) if isinstance(value, int) else "",  # cookies differ in each process
 )
 def test_cookie_that_this_app_has_signed_comes_in_for_hours(stranger: TestClient, cookie: str, status: int) -> None:
     """None that is forged, expired, or of another token."""
