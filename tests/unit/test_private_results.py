@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import Policy, ReplayedFailure, current_attempt
+from celery_idempotent import Policy, PolicyError, ReplayedFailure, current_attempt
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.steps import Finished, from_plain
@@ -76,3 +76,9 @@ def test_what_goes_on_from_a_replay_goes_on_with_none() -> None:
     assert [message.payload[0] for message in shop.published()] == [[RESULT], [None]]
     result: Any = shop.charge.delay("o")
     assert (result.state, result.get(), shop.published()) == ("SUCCESS", None, [])
+
+
+def test_to_keep_is_yes_or_no() -> None:
+    """A number of seconds or a text is a misunderstanding."""
+    with pytest.raises(PolicyError, match="private='no'"):
+        Policy(private="no")  # type: ignore[arg-type]
