@@ -43,6 +43,7 @@ class _Transaction:
         self.bank = bank
         self.entries: list[str] = []
         self.messages: list[OutboxMessage] = []
+        self.is_undone = False
         self.write: tuple[Record, str | None] | None = None
 
     @property
@@ -68,7 +69,7 @@ class _Transaction:
         fate = self.bank.fates.popleft() if self.bank.fates else "committed"
         if fate == "struck":
             raise TimeoutError
-        self.rollback()
+        self.bank.open.discard(self)
         if fate == "refused":
             raise ValueError("a deferred constraint")
         if fate != "undone":
@@ -80,6 +81,8 @@ class _Transaction:
             raise StoreUnavailable("bank", "commit", fate)
 
     def rollback(self) -> None:
+        assert not self.is_undone
+        self.is_undone = True
         self.bank.open.discard(self)
 
 
@@ -246,16 +249,20 @@ def test_message_is_committed_with_the_effect(scene: Scene, bank: _Bank) -> None
     assert derived_id("ab" * 32) == "abababab-abab-4bab-abab-abababababab"
 
 
-def test_attempt_that_has_committed_is_over_and_has_lost_nothing(scene: Scene) -> None:
-    """The heartbeat that comes after it renews nothing, and a body that asks is not told of a loss."""
+def test_attempt_that_has_committed_is_over_and_has_lost_nothing(scene: Scene, bank: _Bank) -> None:
+    """Also after a block that failed, and was undone at once: nothing is renewed, and who asks is told of no loss."""
     reached: list[Record] = []
 
     def body(handle: ProtectedAttempt) -> None:
+        with pytest.raises(LookupError):
+            _fails(handle)
+        assert not bank.open
         _book(handle)
         scene.clock.advance(61_000)
-        reached.append(scene.record)
+        before = scene.record
         handle._claim.renew()
         handle.ensure_owned()
+        reached.append(before)
 
     scene.perform(body)
     assert reached == [scene.record]
