@@ -10,7 +10,7 @@ import pytest
 
 from celery_idempotent.engine.attempt import ProtectedAttempt
 from celery_idempotent.engine.claim import Claim
-from celery_idempotent.engine.delivery import Conflict, Outcome
+from celery_idempotent.engine.delivery import Conflict, Outcome, load
 from celery_idempotent.errors import ResultLost, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import OBJECT, ContentLost, Pointer, Slot, pointer_in, unpack
@@ -450,3 +450,17 @@ def test_damaged_pointer_is_a_loss_and_keeps_nobody_from_forgetting(scene: Large
     unreadable: dict[str, Any] = {"": {}, "lost": {"lost": "too large"}, "begun": {"begun_at": 1, "attempt": 1}}
     steps = {**unreadable, "damaged": {"text": "x", "content_type": OBJECT}}
     assert pointers_of(a_record().but(status=Status.RELEASED, steps=steps, result=data, content_type=OBJECT)) == []
+
+
+def test_observing_keeps_it_as_well_and_waits_for_nothing(scene: LargeScene) -> None:
+    """So that what it would have done can be seen."""
+    scene.objects.always = NO_ANSWER
+    assert scene.observe(lambda claim: LARGE) == LARGE
+    assert (scene.record.status, scene.record.result, len(scene.objects.puts)) == (Status.COMPLETED, None, 1)
+
+
+@pytest.mark.parametrize("result", [None, "1"])
+def test_record_without_an_object_is_left_as_it_is(result: str | None) -> None:
+    """Every replay comes here, and a copy is most of what one costs."""
+    record = a_record().but(status=Status.COMPLETED, result=result, content_type="application/json")
+    assert load(MemoryStore(), record) is record
