@@ -194,11 +194,12 @@ def test_task_that_would_be_unprotected_is_refused_when_it_is_defined(
     assert remedy in _refused(declare, option).remedy
 
 
-def test_refusal_holds_each_time() -> None:
+@pytest.mark.parametrize("options", [{"idempotent": Policy("order")}, {"base": None}], ids=["a wrong key", "no base"])
+def test_refusal_holds_each_time(options: dict[str, Any]) -> None:
     """Celery registers a task before it binds it, so what was refused once is there when it is used again."""
-    app, runs = an_app(), []
+    app, runs = an_app(), list[str]()
     with pytest.raises(PolicyError):
-        _bound(lambda order_id: runs.append(order_id), app, idempotent=Policy("order"))
+        _bound(lambda order_id: runs.append(order_id), app, **{"idempotent": Policy(), **options})
     assert [type(deliver(app._tasks["shop.charge"], "o-1").value) for _ in range(2)] == [PolicyError] * 2
     assert runs == []
 
