@@ -1,10 +1,13 @@
 """Servers that several kinds of test share, each started at its first use; and coverage of every thread."""
 
 import _thread
+import fcntl
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,11 +65,27 @@ def redis_server() -> Iterator[EmbeddedRedis]:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_server() -> Iterator[EmbeddedRabbitMQ]:
-    """One RabbitMQ, in which each test has a virtual host of its own."""
+def rabbitmq_server(testrun_uid: str) -> Iterator[EmbeddedRabbitMQ]:
+    """One RabbitMQ for all processes of the run, in which each test has a virtual host of its own.
+
+    Its start takes ten times the CPU of all the others together, which each process has for itself: there a test may
+    stop, freeze or empty a server. It ends with the process that started it, which waits for those that use it.
+    """
     _require(EmbeddedRabbitMQ)
-    with EmbeddedRabbitMQ() as server:
-        yield server
+    with (Path(tempfile.gettempdir()) / f"rabbitmq-{testrun_uid}").open("a+") as users:
+        for lock in (fcntl.LOCK_SH, fcntl.LOCK_EX):
+            fcntl.flock(users, lock)
+            users.seek(0)
+            if port := users.read():
+                fcntl.flock(users, fcntl.LOCK_SH)
+                yield EmbeddedRabbitMQ(int(port))
+                return
+        with EmbeddedRabbitMQ() as server:
+            print(server.port, file=users, flush=True)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            yield server
+            fcntl.flock(users, fcntl.LOCK_EX)
+            Path(users.name).unlink()
 
 
 @pytest.fixture(scope="session")
