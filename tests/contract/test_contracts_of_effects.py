@@ -141,12 +141,11 @@ class Database(MemoryStore):
             self.messages.pop(number, None)
 
     def waiting(self, limit: int) -> list[WaitingMessage]:
-        return [
-            WaitingMessage(
-                kept.message.id, kept.written_at, len(kept.reasons), kept.taken_until, (kept.reasons or [None])[-1]
-            )
-            for _, kept in sorted(self.messages.items())[:limit]
-        ]
+        found = []
+        for _, kept in sorted(self.messages.items())[:limit]:
+            why = kept.reasons[-1] if kept.reasons else None
+            found.append(WaitingMessage(kept.message.id, kept.written_at, len(kept.reasons), kept.taken_until, why))
+        return found
 
 
 class Change:
