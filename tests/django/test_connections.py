@@ -1,6 +1,5 @@
 """Whose connections are used, how long they live, and what becomes of broken and inherited ones."""
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from django.db.backends.signals import connection_created
 
 from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.contrib.django.store import DjangoStore, _leave_files, _leave_to_parent
-from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores import forks
 from celery_idempotent.testing import StoreContract
@@ -26,6 +24,7 @@ from lab.embedded import EmbeddedPostgres
 from tests.django.databases import configured, migrated, postgresql, sqlite
 from tests.django.server import Server
 from tests.support.deliveries import an_app, deliver
+from tests.support.processes import complete_in_a_child_after
 from tests.support.waiting import wait_until
 
 on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
@@ -145,27 +144,12 @@ def test_what_a_child_does_with_what_it_inherits(postgres: EmbeddedPostgres, tmp
 def test_child_loses_nothing_when_its_parent_closes_the_file(tmp_path: Path) -> None:
     """SQLite in WAL mode: whoever closes last deletes the log, and a parent must not take itself for the last."""
     with migrated("wal", sqlite(tmp_path / "shop.sqlite3")) as alias:
-        store, claimed = DjangoStore(alias), a_record()
-        completed = replace(claimed, revision="2", status=Status.COMPLETED)
+        store = DjangoStore(alias)
         with connections[alias].cursor() as cursor:
             cursor.execute("PRAGMA journal_mode = WAL")
-        assert store.get(claimed.key) is None
-        (told, tell), (go, let_go) = os.pipe(), os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                connections[alias].ensure_connection()  # and it stays open, as in a task
-                assert store.swap(claimed, None) == claimed
-                os.write(tell, b"claimed")
-                os.read(go, 1)
-                assert store.swap(completed, claimed.revision) == completed
-            finally:
-                os._exit(0)
-        os.read(told, 7)
-        connections[alias].close()
-        os.write(let_go, b"!")
-        os.waitpid(child, 0)
-        assert store.get(claimed.key) == completed
+        assert store.get("k") is None
+        # In the child it stays open, as in a task.
+        complete_in_a_child_after(connections[alias].close, store, connections[alias].ensure_connection)
 
 
 OPTIONS: list[dict[str, Any]] = [

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +25,11 @@ from celery_idempotent.integration.messages import outbox
 from celery_idempotent.integration.messages.outbox import backlog
 from celery_idempotent.protocol.circuit import FAILURES
 from celery_idempotent.protocol.operation import Run
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app
+from tests.support.processes import complete_in_a_child_after
 from tests.support.scene import an_operation
 from tests.support.waiting import wait_until
 
@@ -166,29 +166,22 @@ def test_no_process_is_forked_in_the_middle_of_a_relays_look(tmp_path: Path, mon
     assert order == ["looked", "closed", "forked"]
 
 
-class _Held(list[Mapping[str, object]]):
-    """Writes that a store takes only once they are let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taking, self.go_on = threading.Event(), threading.Event()
-
-    def __iter__(self) -> Iterator[Mapping[str, object]]:
-        self.taking.set()
-        self.go_on.wait(30)
-        return super().__iter__()
-
-
 def test_child_does_not_wait_for_the_memory_store_of_its_parent() -> None:
     """A thread of the parent's is in the middle of a write when the process forks, and is not there in the child."""
-    store, writes = MemoryStore(), _Held()
+    store, taking, go_on = MemoryStore(), threading.Event(), threading.Event()
     record = _claimed(store)
     again = replace(record, revision=new_nonce())
-    writing = threading.Thread(target=store.swap_with, args=(again, record.revision, writes))
+
+    def writes() -> Iterator[Any]:
+        taking.set()
+        go_on.wait(30)
+        yield from ()
+
+    writing = threading.Thread(target=store.swap_with, args=(again, record.revision, writes()))
     writing.start()
-    assert writes.taking.wait(30)
+    assert taking.wait(30)
     assert _holds_in_child(lambda: store.get("k") or True)
-    writes.go_on.set()
+    go_on.set()
     writing.join(30)
 
 
@@ -201,30 +194,14 @@ def test_child_loses_nothing_when_its_parent_closes_sqlite(make: Callable[[str],
     closes its own connection it believes to be the last one, and deletes the log that the child goes on writing to.
     """
     given = make(f"sqlite:///{tmp_path / 'records.sqlite3'}")
-    parent, unused = SQLStore(given), SQLStore(f"sqlite:///{tmp_path / 'unused.sqlite3'}")
-    parent.provision()
-    claimed = a_record()
-    completed = replace(claimed, revision=new_nonce(), status=Status.COMPLETED)
-    (told, tell), (go, let_go) = os.pipe(), os.pipe()
+    store, unused = SQLStore(given), SQLStore(f"sqlite:///{tmp_path / 'unused.sqlite3'}")
+    store.provision()
 
     def close() -> None:
-        parent.close()
+        store.close()
         if isinstance(given, Engine):
             given.dispose()
 
-    child = os.fork()
-    if child == 0:
-        try:
-            assert parent.swap(claimed, None) == claimed
-            os.write(tell, b"claimed")
-            os.read(go, 1)
-            assert parent.swap(completed, claimed.revision) == completed
-        finally:
-            os._exit(0)
-    os.read(told, 7)
-    close()
-    os.write(let_go, b"!")
-    os.waitpid(child, 0)
-    assert parent.get(claimed.key) == completed
+    complete_in_a_child_after(close, store)
     assert not (tmp_path / "unused.sqlite3").exists(), f"{unused} was not to be opened by a fork"
     close()

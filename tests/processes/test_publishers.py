@@ -93,23 +93,22 @@ def street(redis_server: EmbeddedRedis) -> Iterator[Street]:
         yield Street(server, broker)
 
 
-def test_fifty_publishers_in_five_processes_send_one_message(street: Street) -> None:
+def test_publishers_in_several_processes_send_one_message(street: Street) -> None:
     """All have its id, and it counts for longer than a lease when they have ended."""
-    ids = street.publishes(processes=5, calls=10)
-    assert ids == [street.record.task_id] * 50
+    ids = street.publishes(processes=3, calls=10)
+    assert ids == [street.record.task_id] * 30
     assert not street.record.process
     assert street.record.lease_until - street.record.updated_at > LEASE * 1000
     assert (street.charge.delay("o").id, street.sent) == (ids[0], 1)
 
 
-@pytest.mark.parametrize(("dies", "sent"), [("before", 0), ("unconfirmed", 1)])
-def test_publisher_that_was_killed_is_followed_by_the_next_on_its_machine(street: Street, dies: str, sent: int) -> None:
+def test_publisher_that_was_killed_is_followed_by_the_next_on_its_machine(street: Street) -> None:
     """At once; whether it had sent the message, nobody can know."""
-    street.publishes(dies=dies)
-    assert street.sent == sent
+    street.publishes(dies="unconfirmed")
+    assert street.sent == 1
     again = street.charge.delay("o")
     assert again.id == street.charge.delay("o").id == street.record.task_id
-    assert street.sent == sent + 1
+    assert street.sent == 2
 
 
 def test_publisher_that_was_killed_on_another_machine_is_followed_after_the_lease(
@@ -117,6 +116,7 @@ def test_publisher_that_was_killed_on_another_machine_is_followed_after_the_leas
 ) -> None:
     """From there it cannot be seen; until then its word counts, and after that a new message is sent."""
     street.publishes(dies="before")
+    assert street.sent == 0
     monkeypatch.setattr("celery_idempotent.engine.claim.is_gone", lambda process: False)
     announced = street.record
     wait_until(lambda: street.charge.delay("o") and street.sent, "a publisher sends")

@@ -1,16 +1,13 @@
-"""The pytest plugin in suites of others: present, used, unused, under xdist; each in a process of its own."""
+"""The pytest plugin in suites of others, present, used and unused, each in a process of its own."""
 
 import sys
-from collections.abc import Callable
 
 import pytest
 
 pytest_plugins = ["pytester"]
 
-BARE = ("-p", "no:cacheprovider", "-p", "no:celery", "-p", "no:ddtrace", "-p", "no:docker_tools")
+BARE = ("-W", "error", "-p", "no:cacheprovider", "-p", "no:celery", "-p", "no:ddtrace", "-p", "no:docker_tools")
 """Without what else is installed here; pytest-celery imports Celery in every run."""
-
-Suite = Callable[..., pytest.RunResult]
 
 SHOP = """
 from celery import Celery
@@ -32,22 +29,9 @@ def mail(address):
 """
 
 
-@pytest.fixture
-def suite(pytester: pytest.Pytester) -> Suite:
-    """Runs a user's suite, whose warnings are errors, in a process of its own."""
-    pytester.makeini("[pytest]\nfilterwarnings = error\n")
-    pytester.makepyfile(shop=SHOP)
-
-    def run(tests: str, *options: str) -> pytest.RunResult:
-        pytester.makepyfile(test_shop=tests)
-        return pytester.runpytest_subprocess(*BARE, *options)
-
-    return run
-
-
-def test_unused_plugin_imports_nothing(suite: Suite) -> None:
+def test_unused_plugin_imports_nothing(pytester: pytest.Pytester) -> None:
     """In a suite that asks for no fixture of it, the plugin is there, and neither Celery nor a driver is."""
-    result = suite(
+    pytester.makepyfile(
         """
         import sys
 
@@ -57,7 +41,7 @@ def test_unused_plugin_imports_nothing(suite: Suite) -> None:
             assert not roots & {"celery", "kombu", "boto3", "botocore", "redis", "sqlalchemy", "celery_idempotent"}
         """
     )
-    result.assert_outcomes(passed=1)
+    pytester.runpytest_subprocess(*BARE).assert_outcomes(passed=1)
 
 
 def test_program_that_imported_the_package_can_run_pytest(pytester: pytest.Pytester) -> None:
@@ -74,24 +58,26 @@ def test_program_that_imported_the_package_can_run_pytest(pytester: pytest.Pytes
             def pytest_configure(self, config):
                 config.pluginmanager.rewrite_hook.mark_rewrite("celery_idempotent")
 
-        sys.exit(pytest.main([*{BARE!r}, "-W", "error", "test_nothing.py"], plugins=[Installed()]))
+        sys.exit(pytest.main([*{BARE!r}, "test_nothing.py"], plugins=[Installed()]))
         """,
     )
     pytester.run(sys.executable, "program.py").assert_outcomes(passed=1)
 
 
-def test_each_test_gets_a_store_of_its_own_for_every_app(suite: Suite) -> None:
-    """Empty, obedient and gone afterwards; also behind an app made in the test, and a setting with a namespace."""
-    result = suite(
-        """
+def test_suite_of_a_shop_has_a_store_for_each_test_and_a_readable_report(pytester: pytest.Pytester) -> None:
+    """A new store for every app, also in the worker of Celery's fixtures; a failure is told in the user's words."""
+    pytester.makepyfile(
+        shop=SHOP,
+        test_shop="""
         import pytest
         from celery import Celery
         from celery_idempotent import IdempotentTask, Policy, StoreUnavailable, idempotent
         from celery_idempotent.integration.settings import runtime_of
+        from celery_idempotent.testing import assert_effect_once
         from shop import app, charge, charges, mail, outbox
 
         pytest_plugins = ["celery.contrib.pytest"]
-
+        runs = []
         NOWHERE = "redis://127.0.0.1:1/0"
         broken = Celery("broken", config_source="no.such.module")
 
@@ -149,45 +135,6 @@ def test_each_test_gets_a_store_of_its_own_for_every_app(suite: Suite) -> None:
             assert namespaced.conf.idempotency_store == repr(runtime_of(namespaced).store) == "memory://"
             with pytest.raises(Exception, match="redis"):
                 ship("o")
-        """
-    )
-    result.assert_outcomes(passed=4)
-
-
-def test_report_is_what_the_user_reads(suite: Suite) -> None:
-    """The table stands in pytest's output, under the user's own line, without this library's frames."""
-    result = suite(
-        """
-        from celery_idempotent.testing import assert_effect_once
-        from shop import mail, outbox
-
-        def test_mail():
-            assert_effect_once(mail, "a@b", effects=outbox)
-        """,
-        "--show-capture=no",
-    )
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            ">       assert_effect_once(mail, *",
-            "E       AssertionError: the effect of shop.mail was promised exactly once; 2 of 16 scenarios broke that:",
-            "E         effects  scenario * what its deliveries returned",
-            "E       >       2  the worker dies as the body ends * died, None, None",
-            "test_shop.py:*: AssertionError",
-        ]
-    )
-    assert "scenarios.py" not in result.stdout.str()
-
-
-def test_worker_thread_of_celery_uses_the_store(suite: Suite) -> None:
-    """With Celery's own ``celery_worker`` duplicates that a worker executes meet the test's store."""
-    result = suite(
-        """
-        import pytest
-        from celery_idempotent import IdempotentTask, Policy
-
-        pytest_plugins = ["celery.contrib.pytest"]
-        runs = []
 
         @pytest.fixture(scope="session")
         def celery_config():
@@ -209,27 +156,20 @@ def test_worker_thread_of_celery_uses_the_store(suite: Suite) -> None:
             assert [ship.delay("o-1").get(timeout=20) for _ in range(2)] == ["shipped", "shipped"]
             assert runs == ["o-1"]
             assert [record.status for record in idempotency_store.records] == ["COMPLETED"]
-        """
-    )
-    result.assert_outcomes(passed=1)
 
-
-def test_xdist_distributes_such_suites(suite: Suite) -> None:
-    """Every worker of pytest-xdist has its own store, and the same tests."""
-    result = suite(
-        """
-        import pytest
-        from celery_idempotent.testing import assert_effect_once
-        from shop import charge, charges
-
-        @pytest.mark.parametrize("n", range(4))
-        def test_charge(n, idempotency_store):
-            assert idempotency_store.records == []
-            charge.apply((f"o-{n}", 500))
-            assert_effect_once(charge, f"o-{n}", 500, effects=charges)
-            assert len(idempotency_store.records) == 1
+        def test_mail_is_sent_once():
+            assert_effect_once(mail, "c@d", effects=outbox)
         """,
-        "-n",
-        "2",
     )
-    result.assert_outcomes(passed=4)
+    result = pytester.runpytest_subprocess(*BARE, "--show-capture=no")
+    result.assert_outcomes(passed=5, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            ">       assert_effect_once(mail, *",
+            "E       AssertionError: the effect of shop.mail was promised exactly once; 2 of 16 scenarios broke that:",
+            "E         effects  scenario * what its deliveries returned",
+            "E       >       2  the worker dies as the body ends * died, None, None",
+            "test_shop.py:*: AssertionError",
+        ]
+    )
+    assert "scenarios.py" not in result.stdout.str()

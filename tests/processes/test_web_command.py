@@ -14,7 +14,6 @@ from celery_idempotent.integration.cli import idempotency
 from tests.support.web import a_shop, a_verdict, a_written
 
 OWN = "a token of their own"
-BEARER = {"Authorization": f"Bearer {OWN}"}
 
 
 @pytest.fixture
@@ -59,16 +58,16 @@ def test_token_of_their_own_is_not_printed(
     record = a_written(app)
     result = _run(*arguments, app=app, **environment)
     assert (result.exit_code, OWN in result.output, "log in with your token" in result.output) == (0, False, True)
-    client = TestClient(served.config.app, headers=BEARER)
+    client = TestClient(served.config.app, headers={"Authorization": f"Bearer {OWN}"})
     assert [client.get("/").status_code, client.post("/judge", data=a_verdict(record)).status_code] == [200, status]
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        *((("--bind", each), 2, "set IDEMPOTENCY_WEB_TOKEN") for each in ("0.0.0.0", "::", "192.0.2.1", "example.org")),
+        *((("--bind", each), 2, "set IDEMPOTENCY_WEB_TOKEN") for each in ("0.0.0.0", "::", "example.org")),
         (("--bind", "0.0.0.0", "--token", OWN), 0, "without TLS"),
-        *((("--bind", each), 0, "") for each in ("localhost", "::1", "127.0.0.2")),
+        *((("--bind", each), 0, "") for each in ("localhost", "127.0.0.2")),
         (("--token", "short"), 1, "at least 16 characters"),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else "",
@@ -77,8 +76,6 @@ def test_others_are_let_in_by_a_token_of_ones_own_alone(
     served: Any, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     """A drawn one stands in a log, and changes at each start; TLS is asked for; no answer waits for a delayed ACK."""
-    if "::1" in arguments and not socket.has_ipv6:
-        pytest.skip("no IPv6")
     result = _run(*arguments)
     assert (result.exit_code, said in result.output) == (code, True)
     assert ("without TLS" in result.output) is (said == "without TLS")
