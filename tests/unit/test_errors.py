@@ -1,9 +1,11 @@
-"""Every public exception survives the ways in which Celery carries exceptions."""
+"""Every public exception survives the ways in which Celery carries exceptions, and a body's traceback stays short."""
 # mypy: allow-untyped-decorators
 
 import copy
 import inspect
 import pickle
+import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent import errors
+import celery_idempotent
+from celery_idempotent import Policy, errors, idempotent
 from celery_idempotent.printable import one_line
 from celery_idempotent.troubleshooting import link
+from tests.support.deliveries import Shop
+from tests.support.scene import raising
 
 BACKEND = Celery(set_as_current=False, backend="cache+memory://").backend
 TOKEN = st.integers(0, 2**63)
@@ -99,3 +104,20 @@ def test_text_is_one_line_that_names_every_field_and_its_entry(error: errors.Ide
 def test_the_entry_follows_from_class_and_option(error: Any, see: str) -> None:
     """So no message can name a wrong one."""
     assert error.see == see
+
+
+OURS = str(Path(celery_idempotent.__file__).parent)
+
+
+@pytest.mark.parametrize("is_task", [True, False])
+def test_a_traceback_of_a_body_shows_at_most_six_frames_of_ours(is_task: bool) -> None:
+    """From the call to the author's first line."""
+    shop = Shop()
+    shop.does = raising(ValueError("declined"))
+    function = idempotent(Policy(), app=shop.app, name="decline")(shop.does)
+    with pytest.raises(ValueError, match="declined") as raised:
+        shop.charge.apply(("o",), throw=True) if is_task else function()
+
+    frames = [each.name for each in traceback.extract_tb(raised.tb) if each.filename.startswith(OURS)]
+    frames = [each for each in frames if each != "apply"]  # of this test: a worker calls the task itself
+    assert 0 < len(frames) <= 6, frames

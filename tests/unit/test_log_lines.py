@@ -1,25 +1,31 @@
-"""Log lines for machines: logfmt that a parser takes, fields on the record, and JSON made of them."""
+"""Log lines for machines and one line for people: whatever comes from elsewhere forges no field and no line."""
 # mypy: allow-untyped-decorators
 
 import ast
 import json
 import logging
 import logging.handlers
+import unicodedata
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import logfmtkv
 import pytest
+from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import celery_idempotent
 from celery_idempotent import Policy
-from celery_idempotent.printable import say
+from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.printable import one_line, say
+from celery_idempotent.testing.contract import a_record
 from celery_idempotent.troubleshooting import link
-from tests.support.deliveries import Shop
+from tests.support.deliveries import Shop, an_app
 from tests.support.documents import DOCS, code, execute_block
 from tests.support.links import unlinked
 
@@ -105,3 +111,39 @@ def test_json_of_the_page_has_every_field(request: pytest.FixtureRequest) -> Non
     told |= {"key": shop.charge.idempotency_key_for("4111-1111")}
     assert {name: replayed[f"idempotency_{name}"] for name in told} == told
     assert (replayed["levelname"], "4111-1111" in stream.getvalue()) == ("INFO", False)
+
+
+FORGED = "7\nERROR idempotency.outcome_unknown \x1b]0;owned\x07\u2028\u202e"
+SHOWN = r"7\nERROR idempotency.outcome_unknown \x1b]0;owned\x07\u2028\u202e"
+UNSEEN = "\u200e\u200f\u061c\u2066\u2069\u2029\u200b\u200d\u2060\ufeff\xad\u3164\U000e0041\ufe0f"
+"""What changes direction, or has no width."""
+
+
+@given(st.text(st.characters()))
+@example(FORGED)
+@example(UNSEEN)
+@example("Überlast 💥 日本 \\n")
+def test_what_a_terminal_obeys_is_escaped(text: str) -> None:
+    """Control characters, ends of lines, changes of direction, and what has no width; every script stays readable."""
+    printed = one_line(text)
+    assert not {unicodedata.category(each) for each in printed} & {"Cc", "Cs", "Zl", "Zp"}
+    assert not set(printed) & set(UNSEEN)
+    escaped = {each for each in text if one_line(each) != each}
+    assert printed == "".join(
+        each.encode("unicode_escape", "surrogatepass").decode() if each in escaped else each for each in text
+    )
+    assert not [each for each in escaped if each.isalnum() and "FILLER" not in unicodedata.name(each)]
+    assert (one_line(FORGED), one_line(None)) == (SHOWN, "None")
+
+
+def test_rows_of_the_command_line_cannot_be_forged() -> None:
+    """A record is one row of a list, and each of its fields one line, whatever was written into it."""
+    app = an_app()
+    names: dict[str, Any] = dict.fromkeys(("task", "task_id", "worker", "error"), FORGED)
+    record = replace(a_record(), key=f"k{FORGED}", steps={FORGED: {"lost": FORGED}}, **names)
+    app.conf.idempotency_store.swap(record, None)
+    rows = len(record.to_fields()) + 1  # and the effect key of the step
+    for arguments, lines in ((("list",), 2), (("show", record.key), rows)):
+        result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=app))
+        shown = result.stdout.removesuffix("\n").split("\n")
+        assert (len(shown), all(map(str.isprintable, shown)), SHOWN in result.stdout) == (lines, True, True)

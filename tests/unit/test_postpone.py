@@ -5,15 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from celery import Celery, Task, states
+from celery import Task, states
 from celery.exceptions import Reject, Retry
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentMixin, InFlight, Policy, StoreUnavailable
-from celery_idempotent.integration.headers import CONFLICTS_HEADER, OUTAGES_HEADER
 from tests.support.deliveries import Ended, Shop, deliver
+from tests.support.scene import raising
 
-SQS = "sqs://a:b@127.0.0.1:1//"
 DRAW = "celery_idempotent.integration.messages.postpone.random.random"
 
 
@@ -53,8 +52,6 @@ def test_conflict_is_published_again_without_using_up_retries() -> None:
         (Policy(lease=3600, backoff=2000), "memory://", None, True, 900),
         (Policy(lease=20, backoff=50), "memory://", 30, True, 15),
         (Policy(lease=20, backoff=50), "redis://127.0.0.1:1", 30, True, 50),
-        (Policy(lease=20, backoff=50), "redis://127.0.0.1:1", 30, "all", 50),
-        (Policy(lease=20, backoff=50), "sentinel://127.0.0.1:1", 30, True, 50),
         (Policy(lease=20, backoff=50), "redis://127.0.0.1:1", 30, False, 15),
         (Policy(lease=20, backoff=50), "sqs://a:b@127.0.0.1:1//", 30, True, 15),
     ],
@@ -119,11 +116,7 @@ def test_message_that_cannot_be_published_goes_back_to_the_broker(
     monkeypatch: pytest.MonkeyPatch, acks_late: bool, state: str, error: type[Exception]
 ) -> None:
     """If it was acknowledged early nothing is left to requeue: the task fails with the broker's error."""
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise OperationalError("broker is down")
-
-    monkeypatch.setattr("kombu.messaging.Producer.publish", refuse)
+    monkeypatch.setattr("kombu.messaging.Producer.publish", raising(OperationalError("broker is down")))
     met = _meeting(Shop(task_acks_late=acks_late))
     assert (met.state, type(met.value), getattr(met.value, "requeue", None)) == (state, error, acks_late or None)
 
@@ -137,49 +130,3 @@ def test_outage_is_published_again_and_counted_apart() -> None:
     (message,) = shop.published()
     found = {name: message.headers.get(name) for name in ("idempotency_outages", "retries", "idempotency_conflicts")}
     assert found == {"idempotency_outages": 41, "retries": 1, "idempotency_conflicts": None}
-
-
-# -- SQS FIFO's deduplication ids of messages that are published without a task id, as nearly all are
-
-
-@pytest.mark.parametrize(
-    ("policy", "calls", "ids"),
-    [
-        pytest.param(Policy("order_id"), [{}, {"args": (), "kwargs": {"order_id": 7}}], 1, id="one effect"),
-        pytest.param(Policy("order_id"), [{"link": True}] * 2, 2, id="calls with a callback"),
-        pytest.param(Policy("order_id"), [{"link_error": True}] * 2, 2, id="calls with an error callback"),
-        pytest.param(Policy(), [{"headers": {"celery_beat_task": True}}] * 2, 2, id="ticks"),
-        pytest.param(Policy("order_id"), [{"headers": {CONFLICTS_HEADER: n}} for n in range(3)], 3, id="conflicts"),
-        pytest.param(Policy("order_id"), [{"headers": {OUTAGES_HEADER: n}} for n in range(3)], 3, id="outages"),
-    ],
-)
-def test_sqs_fifo_drops_a_double_publish_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, policy: Policy, calls: list[Any], ids: int
-) -> None:
-    """A message that it dropped for a copy of another would be lost, with its callback, its tick or its turn."""
-    found = _deduplication_ids(monkeypatch)
-    shop = Shop(policy, task_default_queue="orders.fifo", broker_url=SQS)
-    for each in calls:
-        options = {name: shop.charge.si(8) if name.startswith("link") else value for name, value in each.items()}
-        shop.charge.apply_async(**{"args": (7,), **options})
-    assert len(set(found)) == ids
-
-
-def test_a_router_is_asked_with_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Celery asks it: one that chooses queue and message group by them is how a whole app gets its groups."""
-
-    def by_customer(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **rest: Any) -> dict[str, Any]:
-        assert task.name == name
-        return {"queue": "orders.fifo", "MessageGroupId": f"{args[0]}-{kwargs['cents']}"}
-
-    found = _deduplication_ids(monkeypatch)
-    shop = Shop(Policy("order_id"), task_default_queue="standard", task_routes=[by_customer], broker_url=SQS)
-    shop.charge.apply_async((7,), {"cents": 7})
-    assert len(found) == 1
-
-
-def _deduplication_ids(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Those that reach Celery's ``send_task``."""
-    found: list[str] = []
-    monkeypatch.setattr(Celery, "send_task", lambda *args, **options: found.append(options["MessageDeduplicationId"]))
-    return found

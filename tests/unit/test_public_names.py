@@ -1,14 +1,16 @@
-"""What users may import: the names of the root and the modules that are public. A change here is a change for them."""
+"""What users may import, and what a module may: a change of the names is a change for users."""
 
 import ast
 import importlib
 import inspect
 import pkgutil
+import sys
 from pathlib import Path
 
 import pytest
 
 import celery_idempotent
+from tests.support.layers import CONTRACTS, MAY_USE, MODULES, PACKAGE, imports
 
 NAMES = {
     "celery_idempotent": """
@@ -44,23 +46,16 @@ PUBLIC = {module: {*names.split()} for module, names in NAMES.items()}
 views is in tests/django/test_http.py."""
 
 ROOMS = {"contrib", "engine", "integration", "protocol", "stores", "testing"}
-MODULES = {"beat", "errors", "outbox", "signals"}
+BESIDE = {"beat", "errors", "outbox", "signals"}
 INTERNAL = {"_version", "clock", "printable", "troubleshooting"}
 
 
 @pytest.mark.parametrize("module", sorted(PUBLIC))
-def test_public_modules_hand_on_these_names_and_no_others(module: str) -> None:
-    """A name that is added, dropped or renamed is a line in the changelog."""
+def test_public_modules_hand_on_these_names_and_no_others_each_with_a_docstring(module: str) -> None:
+    """A change is a line in the changelog; methods of a store and of its attempt are described where declared."""
     found = importlib.import_module(module)
-
     assert set(found.__all__) == PUBLIC[module]
-    assert all(hasattr(found, name) for name in PUBLIC[module])
-
-
-@pytest.mark.parametrize("module", sorted(PUBLIC))
-def test_public_names_say_what_may_be_relied_on(module: str) -> None:
-    """Also each of their methods; those of a store and of its attempt are described once, where they are declared."""
-    found, silent = importlib.import_module(module), []
+    silent = []
     for name in PUBLIC[module]:
         one = getattr(found, name)
         if not (inspect.isclass(one) or inspect.isfunction(one)):
@@ -69,7 +64,6 @@ def test_public_names_say_what_may_be_relied_on(module: str) -> None:
         methods = {each: own[each] for each in own if inspect.isfunction(own[each]) and not each.startswith("_")}
         silent += [f"{name}.{each}" for each, method in methods.items() if not method.__doc__ and each not in DECLARED]
         silent += [] if one.__doc__ else [name]
-
     assert silent == []
 
 
@@ -84,9 +78,7 @@ DECLARED = {
 
 def test_the_root_holds_rooms_and_public_modules_only() -> None:
     """What stands beside them can be imported, so it would be."""
-    found = {each.name for each in pkgutil.iter_modules(celery_idempotent.__path__)}
-
-    assert found == ROOMS | MODULES | INTERNAL
+    assert {each.name for each in pkgutil.iter_modules(celery_idempotent.__path__)} == ROOMS | BESIDE | INTERNAL
 
 
 def test_all_words_have_one_meaning() -> None:
@@ -100,3 +92,26 @@ def test_all_words_have_one_meaning() -> None:
                 name = node.name.lstrip("_")
                 assert name not in seen, f"{name} is in {seen[name]} and in {path}"
                 seen[name] = str(path)
+
+
+OPENED_BY_NAME = {"contrib.django.store", "contrib.web"}
+"""What stands above whoever opens it: a store that a URL's scheme names, and a command beside the others."""
+
+
+@pytest.mark.parametrize("room", MAY_USE)
+def test_module_that_is_named_in_a_text_is_below(room: str) -> None:
+    """What is imported by its name is an import, too; a log's or a task's name is none."""
+    trees = [ast.parse(path.read_text()) for path in (PACKAGE / room).rglob("*.py")]
+    texts = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    dotted = {text.partition(":")[0] for text in texts if isinstance(text, str)}
+    named = {each.removeprefix("celery_idempotent.") for each in dotted if each.startswith("celery_idempotent.")}
+    modules = {each for each in named if each in MODULES or f"{each}.__init__" in MODULES}
+    rooms = {each: each.partition(".")[0] for each in modules}
+    assert {each for each in modules if rooms[each] not in {room, *MAY_USE[room]}} <= OPENED_BY_NAME
+
+
+def test_only_packages_that_a_contract_names_are_imported() -> None:
+    """Each driver has the folder that may know it; beside them there is what comes with every installation."""
+    protected = {name for each in CONTRACTS.values() for name in each.get("protected_modules", "").split()}
+    external = {name for name in imports().modules if imports().is_module_squashed(name)}
+    assert external - sys.stdlib_module_names - protected == {"pydantic_core", "rich"}

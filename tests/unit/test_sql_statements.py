@@ -1,19 +1,29 @@
-"""Records as rows and back, and what a swap makes of answers that no healthy database gives."""
+"""Statements of the SQL stores: records as rows, answers that no healthy database gives, and a library that fails."""
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pymysql.converters import escape_bytes, escape_string
-from sqlalchemy import Executable
+from sqlalchemy import Executable, create_engine
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import SCHEMA, Record
-from celery_idempotent.stores.sql.schema import DIALECTS, KEY, records
+from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge
+from celery_idempotent.stores import forks
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.stores.sql.drivers import is_dead
+from celery_idempotent.stores.sql.schema import DIALECTS, KEY, outbox, records
+from celery_idempotent.stores.sql.statement_store import StatementStore, Values
 from celery_idempotent.stores.sql.statements import (
+    SERVER_NOW,
     DuplicateKey,
     Parameters,
     Reply,
@@ -135,3 +145,206 @@ def test_size_on_the_wire_is_never_underestimated(text: str, data: bytes) -> Non
     )
 
     assert written + len(str(Statements(records, "mysql", "s")._replace)) < bytes_on_the_wire(values)
+
+
+class FromDriver(Exception):
+    """As psycopg says it; the library has put its own around it."""
+
+    def __init__(self, sqlstate: str) -> None:
+        super().__init__(f"code {sqlstate}")
+        self.sqlstate = sqlstate
+
+
+class FromLibrary(Exception):
+    """As SQLAlchemy's, whose text shows statements."""
+
+
+class Link:
+    """A driver's connection."""
+
+
+DEADLOCK, LOST, NO_TABLE = "40P01", "08006", "42P01"
+
+
+class Scripted(StatementStore[Link]):
+    """Answers by what is planned, in order; its time is known unless ``dialect`` is given."""
+
+    wrapper = FromLibrary
+    errors = (FromLibrary,)
+
+    def __init__(self, *plan: str | Reply, dialect: str = "") -> None:
+        super().__init__(DIALECTS[dialect or "postgresql"](), records, outbox)
+        self.plan = list(plan)
+        self.sent: list[tuple[Link, Values]] = []
+        self.lent: list[str] = []
+        self.undone = 0
+        if not dialect:
+            self._clock.learn(1_000, self._clock.before_asking())
+
+    def __repr__(self) -> str:
+        return "scripted"
+
+    @contextmanager
+    def _connected(self, operation: str) -> Iterator[Link]:
+        self.lent.append(operation)
+        yield Link()
+
+    def _run(self, connection: Link, text: str, values: Values, names: Sequence[str] | None) -> Reply:
+        self.sent.append((connection, values))
+        planned = self.plan.pop(0)
+        if isinstance(planned, str):
+            raise FromLibrary("INSERT 'secret'") from FromDriver(planned)
+        return planned
+
+    def _of_driver(self, connection: Link) -> Any:
+        return connection
+
+    def _undone(self, connection: Link, operation: str) -> AbstractContextManager[None]:
+        transaction = ExitStack()
+        transaction.callback(lambda: setattr(self, "undone", self.undone + 1))
+        return transaction  # type: ignore[return-value]
+
+
+WON = Reply([{"won": True}], 0)
+
+
+def greeting(largest: int) -> Reply:
+    """What MySQL says to a new connection."""
+    return Reply([{SERVER_NOW: 1_000, "max_allowed_packet": largest}], 0)
+
+
+def test_statement_that_the_database_has_undone_is_sent_again() -> None:
+    """The very same, on a connection of its own, and the ninth deadlock in a row is no outage yet; the tenth is."""
+    store, record = Scripted(*[DEADLOCK] * 9, WON), a_record()
+    assert store.swap(record, None) == record
+    assert len(store.lent) == len({id(connection) for connection, _ in store.sent}) == 10
+    assert all(parameters == store.sent[0][1] for _, parameters in store.sent)
+
+    given_up = Scripted(*[DEADLOCK] * 20)
+    with pytest.raises(StoreUnavailable):
+        given_up.swap(record, None)
+    assert len(given_up.sent) == 10
+
+
+_ASKS: list[Callable[[Scripted], object]] = [
+    *(lambda store: store.swap(a_record(), None), lambda store: store.get("k"), lambda store: store.delete("k", "r")),
+    *(lambda store: list(store.scan()), lambda store: store.take(10, 1_000)),
+]
+
+
+@pytest.mark.parametrize("ask", _ASKS)
+@pytest.mark.parametrize(("code", "told"), [(LOST, StoreUnavailable), (NO_TABLE, StoreMisconfigured)])
+def test_unanswered_statement_is_not_repeated(
+    ask: Callable[[Scripted], object], code: str, told: type[Exception]
+) -> None:
+    """It may have been executed; whoever asked decides, and is told by the driver's error without the statement."""
+    store = Scripted(code, code)
+    with pytest.raises(StoreUnavailable) as raised:
+        ask(store)
+
+    assert (len(store.sent), type(raised.value), raised.value.store) == (1, told, "scripted")
+    assert isinstance(raised.value.__cause__, FromDriver)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store, link: store.swap_on(link, a_record(), None),
+        lambda store, link: store.enqueue_on(link, OutboxMessage("id", "{}", "application/json")),
+    ],
+)
+@pytest.mark.parametrize("code", [DEADLOCK, LOST, None])
+def test_write_in_a_transaction_of_the_callers_is_sent_once_and_on_its_connection(
+    write: Callable[[Scripted, Link], object], code: str | None
+) -> None:
+    """On another it would count before the commit; what the database undid, it undid with all that was before."""
+    store, link = Scripted(*([code] if code else []), WON), Link()
+    if code:
+        with pytest.raises(StoreUnavailable):
+            write(store, link)
+    else:
+        write(store, link)
+
+    assert [connection for connection, _ in store.sent] == [link]
+    assert store.lent == []
+
+
+@pytest.mark.parametrize("dialect", ["mysql", "mariadb"])
+def test_what_mysql_would_hang_up_at_is_not_sent(dialect: str) -> None:
+    """It would look like a lost connection, after which the record may be written; so it is certain that it is not.
+
+    Each connection is asked once: a pooler, or a changed setting, gives the next one another limit.
+    """
+    small, large = a_record(), replace(a_record(), result="x" * 10_000)
+    store, link = Scripted(greeting(10_000), Reply([], 1), dialect=dialect), Link()
+    with pytest.raises(RecordTooLarge, match="10000 bytes"):
+        store.swap_on(link, large, None)
+    assert store.swap_on(link, small, None) == small
+
+    assert [bool(parameters) for _, parameters in store.sent] == [False, True]
+    store.plan = [greeting(1)]
+    with pytest.raises(RecordTooLarge):
+        store.swap_on(Link(), small, None)
+
+
+@pytest.mark.parametrize("reply", [{}, {"won": True}], ids=["asked", "learned from a swap"])
+def test_time_costs_one_statement_at_most(reply: dict[str, Any]) -> None:
+    """And none where a reply has told it before."""
+    store = Scripted(Reply([{**reply, SERVER_NOW: 5_000_000}], 0), dialect="postgresql")
+    if reply:
+        store.swap(a_record(), None)
+
+    for _ in range(2):
+        assert abs(store.now() - 5_000_000) < 60_000
+
+    assert len(store.sent) == 1
+
+
+def test_errors_of_another_kind_are_explained_where_they_are_named() -> None:
+    """Others are nobody's but the caller's."""
+    store = Scripted()
+    with pytest.raises(StoreUnavailable, match="pool"), store.explaining("begin", TimeoutError):
+        raise TimeoutError("pool")
+    with pytest.raises(TimeoutError), store.explaining("begin"):
+        raise TimeoutError
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        lambda link: SimpleNamespace(_sock=link, open=True),  # PyMySQL
+        lambda link: SimpleNamespace(_usock=link, _sock=object()),  # pg8000
+        lambda link: SimpleNamespace(fileno=link.fileno, closed=False),  # psycopg
+    ],
+)
+def test_connection_is_dead_once_the_other_side_has_closed_it(driver: Callable[[Any], Any]) -> None:
+    """Whatever it said before; as long as it has not, unread bytes mean nothing."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.send(b"terminating connection due to administrator command")
+        assert not is_dead(driver(ours))
+        theirs.close()
+        assert is_dead(driver(ours))
+    assert is_dead(SimpleNamespace(closed=True))
+    assert is_dead(SimpleNamespace(open=False))
+
+
+def test_connections_from_before_a_fork_are_left_to_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child opens its own, at its first use, and what it inherits is kept: nobody closes it, nor the collector."""
+    url = f"sqlite:///{tmp_path}/records.sqlite"
+    engine = create_engine(url)
+    given, own = SQLStore(engine), SQLStore(url)
+    own.provision()
+    given.get("k")
+    pool, inherited = engine.pool, own._pool()
+    monkeypatch.setattr("os.getpid", lambda: -1)
+
+    record = a_record()
+    assert given.swap(record, None) == record
+    assert engine.pool is not pool
+    assert forks.inherited.pop() is pool
+    assert own._pool() is not inherited
+    own.close()
+    for each in (engine, inherited, pool):
+        each.dispose()
