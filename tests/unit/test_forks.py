@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -29,22 +29,6 @@ class _Met(PerProcess[_T]):
         return found
 
 
-_asking = threading.Lock()
-
-
-def _nobody_makes() -> bool:
-    """Whether another thread could make something, or fork, now."""
-
-    def take() -> bool:
-        if not forks.making.acquire(blocking=False):
-            return False
-        forks.making.release()
-        return True
-
-    with _asking, ThreadPoolExecutor(1) as another:
-        return another.submit(take).result()
-
-
 @pytest.mark.parametrize("alone", [True, False])
 def test_threads_that_come_at_once_take_one_value(alone: bool) -> None:
     """All have found nothing. One makes it, while nobody forks, and the others look again; or all make one.
@@ -52,37 +36,39 @@ def test_threads_that_come_at_once_take_one_value(alone: bool) -> None:
     A maker that waits for a server keeps nobody back, nor a fork; still they take the first value that there is.
     """
     made: list[tuple[object, bool]] = []
-    all_make = threading.Barrier(1 if alone else 4)
+    all_make, asking = threading.Barrier(1 if alone else 4), threading.Lock()
+
+    def could_fork() -> bool:
+        if could := forks.making.acquire(blocking=False):
+            forks.making.release()
+        return could
 
     def make() -> object:
         all_make.wait(10)
-        made.append((value := object(), _nobody_makes()))
+        with asking, ThreadPoolExecutor(1) as another:
+            made.append((value := object(), another.submit(could_fork).result()))
         return value
 
     got = race([_Met(make, 4, alone=alone)] * 4)
-
     assert [was_free for _, was_free in made] == ([False] if alone else [True] * 4)
     assert len(set(got)) == 1
     assert got[0] in [each for each, _ in made]
 
 
-def test_child_makes_its_own_and_keeps_what_it_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("os.getpid", lambda: -1),
+        # A system gives the id of a process that is gone to another; what that one has made crossed forks since.
+        ("celery_idempotent.stores.forks._forks", [*forks._forks, None, None]),
+    ],
+)
+def test_child_makes_its_own_and_keeps_what_it_inherits(name: str, changed: Any, monkeypatch: Any) -> None:
     """It neither uses nor closes what its parent uses, nor lets it be collected."""
     value = PerProcess(object)
     parents = value()
-    monkeypatch.setattr("os.getpid", lambda: -1)
-
+    monkeypatch.setattr(name, changed)
     assert value.made() is None
     assert value() is value.made() is not parents
     value.forget()
     assert list(value._values.values()) == [parents]
-
-
-def test_process_that_got_the_id_of_an_ancestor_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system gives the id of a process that is gone to another; what that one has made crossed forks since."""
-    value = PerProcess(object)
-    ancestors = value()
-    monkeypatch.setattr(forks, "_forks", [*forks._forks, None, None])
-
-    assert value.made() is None
-    assert value() is not ancestors

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,7 +83,6 @@ def test_keys_that_differ_are_stored_differently(dialect: str) -> None:
     asked, execute = database(lost(a_record()))
     for key in keys:
         Statements(records, dialect, "s").delete(execute, key, "r")
-
     assert len({each["key"] for each in asked}) == len(keys)
 
 
@@ -177,7 +176,6 @@ class Scripted(StatementStore[Link]):
         self.plan = list(plan)
         self.sent: list[tuple[Link, Values]] = []
         self.lent: list[str] = []
-        self.undone = 0
         if not dialect:
             self._clock.learn(1_000, self._clock.before_asking())
 
@@ -200,9 +198,7 @@ class Scripted(StatementStore[Link]):
         return connection
 
     def _undone(self, connection: Link, operation: str) -> AbstractContextManager[None]:
-        transaction = ExitStack()
-        transaction.callback(lambda: setattr(self, "undone", self.undone + 1))
-        return transaction  # type: ignore[return-value]
+        return nullcontext()
 
 
 WON = Reply([{"won": True}], 0)
@@ -226,17 +222,12 @@ def test_statement_that_the_database_has_undone_is_sent_again() -> None:
     assert len(given_up.sent) == 10
 
 
-_ASKS: list[Callable[[Scripted], object]] = [
-    *(lambda store: store.swap(a_record(), None), lambda store: store.get("k"), lambda store: store.delete("k", "r")),
-    *(lambda store: list(store.scan()), lambda store: store.take(10, 1_000)),
-]
-
-
-@pytest.mark.parametrize("ask", _ASKS)
+@pytest.mark.parametrize(
+    "ask",
+    [lambda store: store.swap(a_record(), None), lambda store: list(store.scan()), lambda store: store.take(9, 9)],
+)
 @pytest.mark.parametrize(("code", "told"), [(LOST, StoreUnavailable), (NO_TABLE, StoreMisconfigured)])
-def test_unanswered_statement_is_not_repeated(
-    ask: Callable[[Scripted], object], code: str, told: type[Exception]
-) -> None:
+def test_unanswered_statement_is_not_repeated(ask: Any, code: str, told: type[Exception]) -> None:
     """It may have been executed; whoever asked decides, and is told by the driver's error without the statement."""
     store = Scripted(code, code)
     with pytest.raises(StoreUnavailable) as raised:
@@ -294,10 +285,7 @@ def test_time_costs_one_statement_at_most(reply: dict[str, Any]) -> None:
     store = Scripted(Reply([{**reply, SERVER_NOW: 5_000_000}], 0), dialect="postgresql")
     if reply:
         store.swap(a_record(), None)
-
-    for _ in range(2):
-        assert abs(store.now() - 5_000_000) < 60_000
-
+    assert [abs(store.now() - 5_000_000) < 60_000 for _ in range(2)] == [True, True]
     assert len(store.sent) == 1
 
 
