@@ -1,5 +1,6 @@
 """The author's handlers are told of bodies: once for each, and never of a replay or a postponed delivery."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,27 +12,20 @@ from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.operation import ended
 from celery_idempotent.protocol.record import Status
 from tests.support.deliveries import Shop
+from tests.support.scene import raising
+
+
+def _telling(name: str, is_about: Callable[[Any], Any] = lambda given: type(given).__name__) -> Any:
+    """A handler that notes its call, and what it is about."""
+    return lambda self, given, *_: self.told.append(f"{name} {is_about(given)}".strip())
 
 
 class Telling:
     """Notes which of its handlers are called."""
 
     told: list[str]
-
-    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        self.told.append("before_start")
-
-    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        self.told.append("on_success")
-
-    def on_failure(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        self.told.append(f"on_failure {type(exc).__name__}")
-
-    def on_retry(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        self.told.append(f"on_retry {type(exc).__name__}")
-
-    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        self.told.append(f"after_return {status}")
+    before_start, on_success = (_telling(name, lambda given: "") for name in ("before_start", "on_success"))
+    on_failure, on_retry, after_return = _telling("on_failure"), _telling("on_retry"), _telling("after_return", str)
 
 
 class Above(Telling, IdempotentTask):
@@ -44,6 +38,7 @@ class Below(IdempotentMixin, Telling, Task):
 
 START = ["before_start"]
 SUCCESS = [*START, "on_success", "after_return SUCCESS"]
+FAILURE = [*START, "on_failure LookupError", "after_return FAILURE"]
 RETRY = [*START, "on_retry ConnectionError"]
 
 
@@ -52,10 +47,6 @@ def _told(shop: Shop, policy: Policy = Policy("order_id"), base: type[Task] = Ab
     told: list[str] = []
     shop.charge = shop.task(policy, name="t", base=base, told=told)
     return told
-
-
-def _raise(*_: Any) -> None:
-    raise LookupError
 
 
 def _complete_elsewhere(shop: Shop) -> None:
@@ -70,11 +61,7 @@ def _complete_elsewhere(shop: Shop) -> None:
     ("policy", "does", "told"),
     [
         (Policy("order_id"), lambda shop: "charged", SUCCESS),
-        (
-            Policy("order_id", remember=(LookupError,)),
-            _raise,
-            [*START, "on_failure LookupError", "after_return FAILURE"],
-        ),
+        (Policy("order_id", remember=(LookupError,)), raising(LookupError()), FAILURE),
         (Policy("order_id", mode="observe"), lambda shop: "charged", SUCCESS * 3),
         (Policy("order_id", mode="off"), lambda shop: "charged", SUCCESS * 3),
         # The other's handlers are told of it.
@@ -94,23 +81,27 @@ def test_duplicates_tell_nobody(base: type[Task], policy: Policy, does: Any, tol
     assert heard == told
 
 
-def test_refusals_of_the_library_are_told() -> None:
-    """Nothing else tells the author that this call did not happen."""
+def test_refusals_of_the_library_and_ends_in_the_workers_main_process_are_told() -> None:
+    """Nothing else tells the author that this call did not happen, or that a limit or a lost process ended it."""
     shop = Shop()
     told = _told(shop)
     shop.deliver("o-1", 500)
     told.clear()
     shop.deliver("o-1", 999)
-    assert told == ["on_failure KeyReused", "after_return FAILURE"]
+    shop.charge.on_failure(TimeoutError(), "id", (), {}, None)
+    assert told == ["on_failure KeyReused", "after_return FAILURE", "on_failure TimeoutError"]
 
 
 def test_postponed_deliveries_tell_nobody_and_retries_of_the_body_are_told() -> None:
-    """Celery's signals tell of a postponed one, with the reason."""
-    shop, reasons = Shop(), list[str]()
+    """Celery's signals tell of a postponed one, with the reason, and of every delivery, which serves monitoring."""
+    shop, reasons, results = Shop(), list[str](), list[Any]()
     told = _told(shop)
 
     def retried(reason: Any, **_: Any) -> None:
         reasons.append(type(reason.exc).__name__)
+
+    def succeeded(result: Any, **_: Any) -> None:
+        results.append(result)
 
     def charge(*_: Any) -> None:
         if len(shop.runs) == 1:
@@ -118,27 +109,16 @@ def test_postponed_deliveries_tell_nobody_and_retries_of_the_body_are_told() -> 
 
     shop.does = charge
     task_retry.connect(retried, sender=shop.charge)
+    task_success.connect(succeeded, sender=shop.charge)
     shop.store.faults.extend(["request lost"] * 2)
     shop.deliver("o-1")
     task_retry.disconnect(retried, sender=shop.charge)
     assert (told, reasons) == ([], ["StoreUnavailable"])
     for _ in range(2):
         shop.redeliver()
-    assert told == RETRY + SUCCESS
-
-
-def test_signals_tell_every_delivery() -> None:
-    """They serve monitoring: a replay is a delivery that succeeded."""
-    shop, results = Shop(), []
-
-    def succeeded(result: Any, **_: Any) -> None:
-        results.append(result)
-
-    task_success.connect(succeeded, sender=shop.charge)
-    for _ in range(2):
-        shop.deliver("o-1")
+    shop.deliver("o-1")
     task_success.disconnect(succeeded, sender=shop.charge)
-    assert results == ["charged 1"] * 2
+    assert (told, results) == (RETRY + SUCCESS, [None, None])
 
 
 def test_handlers_that_annotations_or_options_bring_are_told_of_bodies_only() -> None:
@@ -155,11 +135,3 @@ def test_handlers_that_annotations_or_options_bring_are_told_of_bodies_only() ->
     for _ in range(3):
         shop.deliver("o-1")
     assert told == ["static", "annotated", "option"]
-
-
-def test_handlers_that_a_workers_main_process_calls_are_told() -> None:
-    """Such as ``on_failure`` of a task whose time limit or process ended: there is no delivery in that process."""
-    shop = Shop()
-    told = _told(shop)
-    shop.charge.on_failure(TimeoutError(), "id", (), {}, None)
-    assert told == ["on_failure TimeoutError"]

@@ -1,10 +1,10 @@
 """The keeper: which messages it holds, for how long, and what it does about a broker that does not answer."""
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from celery import Celery
@@ -29,6 +29,13 @@ from tests.unit.test_extenders import RedisChannel
 GUARDED: dict[str, Any] = {"base": IdempotentTask}
 OFF: dict[str, Any] = {**GUARDED, "idempotent": Policy(mode="off")}
 OBSERVED: dict[str, Any] = {**GUARDED, "idempotent": Policy(mode="observe", deadline=90)}
+
+
+def a_request(task: Any, tag: str, queue: str | None = "orders") -> Any:
+    """As Celery's, as far as the keeper looks at it; it can be forgotten."""
+    message = SimpleNamespace(delivery_tag=tag, queue=queue)
+    names = {"name": "shop.charge", "id": f"id-{tag}", "acknowledged": False}
+    return type("Request", (), {"task": task, "message": message, **names})()
 
 
 class FakeExtender(SqsExtender):
@@ -61,16 +68,6 @@ class FakeExtender(SqsExtender):
         self.restored += 1
 
 
-class FakeRequest:
-    """As Celery's."""
-
-    acknowledged = False
-
-    def __init__(self, task: Any, tag: str, queue: str | None = "orders") -> None:
-        self.task, self.name, self.id = task, "shop.charge", f"id-{tag}"
-        self.message = SimpleNamespace(delivery_tag=tag, queue=queue)
-
-
 def a_task(app: Celery, **options: Any) -> Any:
     def charge(order_id: str) -> None: ...
 
@@ -84,7 +81,7 @@ class Place:
         self.extender, self.now = FakeExtender(), 1000.0
         self.holding = HeldMessages(self.extender, everything=everything, clock=lambda: self.now)
         task = a_task(an_app(), **(options or GUARDED))
-        self.requests = {tag: FakeRequest(task, tag, queue) for tag in tags}
+        self.requests = {tag: a_request(task, tag, queue) for tag in tags}
         for each in self.requests.values():
             self.holding.receive(each)
 
@@ -114,21 +111,14 @@ def test_a_request_is_filled_with_what_is_soon_due_and_none_is_made_for_that() -
 
 def test_a_message_is_extended_every_third_of_its_timeout_until_it_is_acknowledged() -> None:
     """For as long as its worker has it, and no longer."""
-    place = Place("a")
+    place = Place("a", "forgotten")
+    del place.requests["forgotten"]  # by Celery: only another delivery can bring that message to its end
+    gc.collect()
     assert [place.look(1) for _ in range(99)] == [1] * 99
     assert place.extender.extended == [{"a": 60}] * 4
     place.requests["a"].acknowledged = True
     place.look(60)
     assert len(place.extender.extended) == 4
-
-
-def test_a_request_that_celery_forgot_is_not_held() -> None:
-    """Nobody will ever acknowledge its message: only another delivery can bring it to its end."""
-    place = Place("a")
-    place.requests.clear()
-    gc.collect()
-    place.look()
-    assert place.extender.extended == []
 
 
 @pytest.mark.parametrize(
@@ -159,7 +149,6 @@ def test_a_message_is_held_while_celery_has_something_to_do_with_it(reserved: st
         (OBSERVED, False, True),
         (OFF, False, False),
         ({"ignore_result": True}, False, False),
-        ({"ignore_result": True}, True, True),
         (OFF, True, True),
     ],
 )
@@ -184,28 +173,19 @@ def test_a_message_whose_body_is_past_its_deadline_is_let_go(caplog: pytest.LogC
 
 
 def test_a_message_that_is_gone_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody else may have it; nothing can be done about it here."""
-    place = Place("a")
-    place.extender.answer = Refused({"a": "ReceiptHandleIsInvalid: expired"})
-    for _ in range(3):
-        place.look()
-    assert len(place.extender.extended) == 1
-    assert told(caplog) == ['hold_lost task=shop.charge task_id=id-a reason="ReceiptHandleIsInvalid: expired"']
-
-
-def test_one_that_was_acknowledged_or_forgotten_meanwhile_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    """The acknowledgement was faster than the extension."""
-    place = Place("a", "b")
+    """Somebody else may have it. Where an acknowledgement was faster than the extension, that is no error."""
+    place = Place("a", "b", "c")
 
     def acknowledged(queue: str, seconds: Mapping[str, int]) -> Refused:
-        place.requests.pop("a").acknowledged = True
-        place.requests["b"].acknowledged = True
+        place.requests.pop("b").acknowledged = place.requests["c"].acknowledged = True
         gc.collect()
-        return Refused(dict.fromkeys(seconds, "MessageNotInflight"))
+        return Refused(dict.fromkeys(seconds, "ReceiptHandleIsInvalid: expired"))
 
-    with patch.object(place.extender, "extend", acknowledged):
-        place.look()
-    assert told(caplog) == []
+    with patch.object(place.extender, "extend", Mock(side_effect=acknowledged)) as extend:
+        for _ in range(3):
+            place.look()
+    extend.assert_called_once()
+    assert told(caplog) == ['hold_lost task=shop.charge task_id=id-a reason="ReceiptHandleIsInvalid: expired"']
 
 
 def test_a_message_that_failed_is_asked_for_again_and_the_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,10 +209,7 @@ def test_a_broker_that_fails_raises_nothing_and_is_told_of_once(caplog: pytest.L
     """However long it lasts; it is asked ever more seldom."""
     place = Place("a")
     place.extender.timeout = OSError("no\nroute")
-    asked = []
-    for _ in range(10):
-        place.look(0.5)
-        asked.append(place.extender.asked)
+    asked = [(place.look(0.5), place.extender.asked)[1] for _ in range(10)]
     assert asked == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     (line,) = told(caplog)
     assert line == r'hold_failed queue=orders messages=1 visibility_timeout=unknown reason="OSError: no\\nroute"'
@@ -241,8 +218,8 @@ def test_a_broker_that_fails_raises_nothing_and_is_told_of_once(caplog: pytest.L
 @pytest.mark.parametrize(
     ("longest", "after", "allowed"),
     [
-        *((43_200, 43_200 - left, [{"a": left}]) for left in (60, 50, 1)),
-        *((43_200, 43_200 - left, []) for left in (0.5, 0, -3600)),
+        *((43_200, 43_200 - left, [{"a": left}]) for left in (60, 1)),
+        *((43_200, 43_200 - left, []) for left in (0.5, -3600)),
         (float("inf"), 7 * 86_400, [{"a": 60}]),
     ],
 )
@@ -283,49 +260,31 @@ def test_a_message_that_does_not_tell_its_queue_ends_it_all(caplog: pytest.LogCa
     assert [each.split(" reason=")[0] for each in told(caplog)] == ['hold_impossible missing="the queue of a message"']
 
 
-class Consumer(SimpleNamespace):
+def a_consumer(app: Celery, driver: str = "redis", channel: Any = None) -> Any:
     """As much of Celery's as the step looks at."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-
-def a_consumer(app: Celery, driver: str = "redis", channel: Any = None) -> Consumer:
-    transport = SimpleNamespace(driver_type=driver)
-    channel = RedisChannel() if channel is None else channel
-    about: dict[str, Any] = {"task_consumer": SimpleNamespace(channel=channel)}
-    return Consumer(app=app, steps=[], connection=SimpleNamespace(transport=transport), **about)
+    consumer = Mock(app=app, steps=[])
+    consumer.connection.transport.driver_type = driver
+    consumer.task_consumer.channel = RedisChannel() if channel is None else channel
+    return consumer
 
 
-@pytest.fixture
-def app() -> Celery:
+def a_guarded_app() -> Celery:
     app = an_app()
     a_task(app, **GUARDED)
     return app
 
 
-@pytest.fixture
-def steps() -> Iterator[dict[Any, Keeper]]:
-    """The started steps, each with its consumer."""
-    steps: dict[Any, Keeper] = {}
-    yield steps
-    for consumer, step in steps.items():
-        step.shutdown(consumer)
-
-
-def started(steps: dict[Any, Keeper], consumer: Consumer) -> Any:
-    step = steps[consumer] = Keeper(consumer)
-    step.start(consumer)
-    return step
-
-
-def test_keeper_holds_what_celery_receives_until_it_is_shut_down(app: Celery, steps: dict[Any, Keeper]) -> None:
+def test_keeper_holds_what_celery_receives_until_it_is_shut_down(request: pytest.FixtureRequest) -> None:
     """By a thread, which ends with it. What came by a connection that is lost is held no more."""
+    app = a_guarded_app()
     first, second = RedisChannel(), RedisChannel()
     first.visibility_timeout = second.visibility_timeout = 1
     consumer = a_consumer(app, channel=first)
-    step = started(steps, consumer)
+    step: Any = Keeper(consumer)
+    request.addfinalizer(lambda: step.shutdown(consumer))
+    step.start(consumer)
     thread = step._thread
-    of_first, of_second, late, of_another = (FakeRequest(app.tasks["shop.charge"], tag) for tag in "abcd")
+    of_first, of_second, late, of_another = (a_request(app.tasks["shop.charge"], tag) for tag in "abcd")
     task_received.send(sender=consumer, request=of_first)
     task_received.send(sender=a_consumer(app), request=of_another)
     wait_until(lambda: first.added, "the message is extended")
@@ -351,14 +310,16 @@ def test_keeper_holds_what_celery_receives_until_it_is_shut_down(app: Celery, st
     ],
 )
 def test_keeper_holds_nothing_where_it_need_not_or_cannot(
-    app: Celery, driver: str, lacks: Any, missing: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+    driver: str, lacks: Any, missing: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker starts all the same, and says what its Celery or kombu lacks."""
     caplog.set_level("INFO")
     if lacks:
         monkeypatch.delattr(*lacks)
     channel = RedisChannel() if driver == "redis" else SimpleNamespace()
-    assert started({}, a_consumer(app, driver, channel))._thread is None
+    step = Keeper(consumer := a_consumer(a_guarded_app(), driver, channel))
+    step.start(consumer)
+    assert step._thread is None
     named = [each.partition(" reason=")[0] for each in told(caplog)]
     assert named == ([f'hold_impossible missing="{missing}"'] if missing else [])
 
@@ -367,17 +328,11 @@ def test_keeper_holds_nothing_where_it_need_not_or_cannot(
     ("setting", "with_idempotent_task", "without"),
     [(True, True, False), ("all", True, True), (False, False, False)],
 )
-def test_keeper_is_there_where_messages_are_to_be_held(
-    app: Celery, setting: Any, with_idempotent_task: bool, without: bool
-) -> None:
-    """Without an idempotent task only ``"all"`` holds messages."""
-    for each, is_included in ((app, with_idempotent_task), (an_app(), without)):
+def test_keeper_is_there_where_messages_are_to_be_held(setting: Any, with_idempotent_task: bool, without: bool) -> None:
+    """Without an idempotent task only ``"all"`` holds messages; another setting ends the worker without a traceback."""
+    for each, is_included in ((a_guarded_app(), with_idempotent_task), (an_app(), without)):
         each.conf.idempotency_hold_messages = setting
         assert bool(Keeper(a_consumer(each)).include_if(a_consumer(each))) is is_included
-
-
-def test_another_setting_ends_the_worker() -> None:
-    """Without a traceback: of an app of plain tasks nothing else is checked."""
-    consumer = a_consumer(an_app(idempotency_hold_messages="none"))
+    wrong = a_consumer(an_app(idempotency_hold_messages="none"))  # of an app of plain tasks nothing else is checked
     with pytest.raises(ClickException, match="idempotency_hold_messages="):
-        Keeper(consumer).include_if(consumer)
+        Keeper(wrong).include_if(wrong)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from billiard.einfo import ExceptionInfo
@@ -186,8 +187,12 @@ BACK, BACK_LEASED = [("requeued", True)], [("requeued", False)]
         pytest.param(Terminated(9), [("acknowledged", True)], id="revoked"),
     ],
 )
-def test_message_goes_back_once_the_lease_is_over(shop: Shop, worker: Worker, error: BaseException, ended: Any) -> None:
-    """So whoever gets it next, on whichever machine, takes over at once; also after ``revoke(signal="SIGKILL")``."""
+def test_message_goes_back_once_the_lease_is_over(
+    shop: Shop, worker: Worker, error: BaseException, ended: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gets it next takes over at once; Celery is told of an end before the process has come to it."""
+    answers = iter([False, False])
+    monkeypatch.setattr(recovery, "is_gone", lambda process: next(answers, True))
     assert Lost(shop).fails(worker, error) == ended
 
 
@@ -201,71 +206,54 @@ def test_loss_that_a_thread_is_told_of_leaves_the_loop_alone(shop: Shop, worker:
     assert lost.ended == BACK
 
 
-def test_worker_that_shuts_down_deals_with_it_first(
-    shop: Shop, worker: Worker, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("reason", ["shutdown", "broker"])
+def test_worker_that_stops_deals_with_it_first(
+    shop: Shop, worker: Worker, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its loop and its threads would end with it. What cannot go back, as the broker is away, comes by itself."""
+    """Its loop ends with it, or Celery before 5.6 empties that. What cannot go back, as the broker is away, comes."""
     broken, lost = Lost(shop), Lost(shop, order="another")
     broken.request._on_reject = raising(OSError("away"))
     broken.tells(KILLED)
     lost.tells(KILLED)
-    worker.step.shutdown(worker.parent)
+    if reason == "shutdown":
+        worker.step.shutdown(worker.parent)
+    else:
+        if worker.loop is not None:
+            worker.loop.timer.clear()
+        worker.step.stop(worker.parent)
+        worker.until(lambda: lost.ended)
     assert (lost.ended, worker.step.under_way) == (BACK, {})
     assert "message_not_returned" in caplog.text
 
 
-def test_worker_that_loses_its_broker_deals_with_it_first(shop: Shop, worker: Worker) -> None:
-    """Celery before 5.6 forgets what its loop has still to do: nobody would ever be told of the failure."""
-    lost = Lost(shop)
-    lost.tells(KILLED)
-    if worker.loop is not None:
-        worker.loop.timer.clear()
-    worker.step.stop(worker.parent)
-    worker.until(lambda: lost.ended)
-    assert lost.ended == BACK
-
-
-def test_dead_processes_are_looked_for_often(worker: Worker) -> None:
+def test_dead_processes_are_looked_for_often(shop: Shop) -> None:
     """Celery's own look may come before the process can be waited for, and the next after five seconds."""
-    if worker.loop is None:
-        return
+    worker = Worker(shop, has_loop=True)
+    assert worker.loop is not None
+    worker.step.start(worker.parent)
     worker.until(lambda: worker.looks > 1, "it looked")
     worker.step.stop(worker.parent)
     looks = worker.looks
     worker.loop.call_later(2 * recovery._DEATHS_EVERY, lambda: None)
     worker.until(lambda: not worker.loop.timer.queue, "the timers are over")  # type: ignore[union-attr]
+    worker.loop.close()
     assert worker.looks == looks
 
 
-def test_lease_that_is_not_this_workers_to_end_goes_on(
-    shop: Shop, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that lives, or SQLite: there the next delivery sees the same, and no fork may inherit it open."""
+def test_lease_that_is_not_this_workers_to_end_goes_on(shop: Shop, worker: Worker, monkeypatch: Any) -> None:
+    """A process that lives, an outcome that it left, or SQLite, where no fork may inherit the file open."""
+    done = Lost(shop, order="done")
+    completed = shop.change(status=Status.COMPLETED)
+    done.fails(worker)
+    assert shop.record == completed
     assert Lost(shop, this_process(), "living").fails(worker) == BACK_LEASED
     monkeypatch.setattr(shop.store, "dialect", "sqlite", raising=False)
     shop.store.away = {"get": AssertionError("the file was opened")}
     assert Lost(shop).fails(worker) == BACK_LEASED
 
 
-def test_outcome_that_the_process_left_is_not_written_again(shop: Shop, worker: Worker) -> None:
-    """It died after its body: there is no lease to end."""
-    lost = Lost(shop)
-    completed = shop.change(status=Status.COMPLETED)
-    lost.fails(worker)
-    assert shop.record == completed
-
-
-def test_process_that_ends_a_moment_later_is_waited_for(
-    shop: Shop, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Celery is told of an end before the process has come to it."""
-    answers = iter([False, False])
-    monkeypatch.setattr(recovery, "is_gone", lambda process: next(answers, True))
-    assert Lost(shop).fails(worker) == BACK
-
-
 def test_message_goes_back_whatever_goes_wrong(
-    shop: Shop, worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     """A store that raises, or no thread: the lease counts, and of an error the log names the type alone."""
     lost, unthreaded = Lost(shop), Lost(shop, order="another")
@@ -323,60 +311,34 @@ def test_body_past_a_hard_limit_is_stopped_unless_its_message_comes_again(
     assert lost.is_marked is is_stopped
 
 
-class Sqs:
-    """A channel of SQS, and what it was asked for."""
-
-    def __init__(self, lost: Lost, error: Exception | None = None) -> None:
-        self.asked: list[Any] = []
-        self.error = error
-        lost.message.channel = self
-        received = {"ReceiptHandle": "r"}
-        lost.message.delivery_info = {"sqs_queue": "url", "sqs_message": received, "routing_key": "orders"}
-
-    def canonical_queue_name(self, queue: str) -> str:
-        return queue
-
-    def sqs(self, queue: str) -> Any:
-        assert queue == "orders"
-        return self
-
-    def change_message_visibility(self, **asked: Any) -> None:
-        self.asked.append(asked)
-        if self.error:
-            raise self.error
-
-
 @pytest.mark.parametrize("error", [None, OSError("away")])
 def test_sqs_shows_the_message_again_at_once(
     shop: Shop, worker: Worker, error: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Celery's rejection hides it for as long as a worker polls. A store that hangs takes no time from this."""
     caplog.set_level("INFO")
-    hanging, lost = threading.Event(), Lost(shop)
-    channel = Sqs(lost, error)
+    hanging, lost, channel = threading.Event(), Lost(shop), Mock()
+    channel.sqs.return_value.change_message_visibility = change = Mock(side_effect=error)
+    about = {"sqs_queue": "url", "sqs_message": {"ReceiptHandle": "r"}, "routing_key": "orders"}
+    lost.message.channel, lost.message.delivery_info = channel, about
     monkeypatch.setattr(shop.store, "get", lambda key: hanging.wait(30))
     assert lost.fails(worker) == BACK_LEASED
     worker.goes_on()
-    assert channel.asked == []
+    change.assert_not_called()
     lost.message._state = "REJECTED"  # Celery's loop has come to it
-    worker.until(lambda: channel.asked, "SQS was asked")
-    assert (channel.asked, hanging.is_set()) == (
-        [{"QueueUrl": "url", "ReceiptHandle": "r", "VisibilityTimeout": 0}],
-        False,
-    )
+    worker.until(lambda: change.called, "SQS was asked")
+    change.assert_called_once_with(QueueUrl="url", ReceiptHandle="r", VisibilityTimeout=0)
+    assert not hanging.is_set()
     if error:
         worker.until(lambda: "comes_later" in caplog.text, "it is told")
     hanging.set()
 
 
 @pytest.mark.parametrize(("timeout", "waits"), [(None, True), (5.0, False)])
-def test_wait_for_the_store_ends_with_the_soft_shutdown(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, timeout: float | None, waits: bool
-) -> None:
+def test_wait_for_the_store_ends_with_a_soft_shutdown(shop: Shop, monkeypatch: Any, timeout: Any, waits: bool) -> None:
     """A process that is told to end then has had the time that Celery gives; without it, somebody else decides."""
     shop.app.conf.worker_soft_shutdown_timeout = timeout
-    pauses: list[float] = []
-    monkeypatch.setattr("time.sleep", pauses.append)
+    monkeypatch.setattr("time.sleep", pause := Mock())
 
     def stopped(order_id: Any, cents: Any) -> None:
         shop.store.faults.extend(["request lost"] * 4)
@@ -384,4 +346,4 @@ def test_wait_for_the_store_ends_with_the_soft_shutdown(
 
     shop.does = stopped
     assert shop.deliver("o", task_id="stopped").state == ("SUCCESS" if waits else "RETRY")
-    assert bool(pauses) is waits
+    assert pause.called is waits

@@ -2,8 +2,12 @@
 
 import logging
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -27,29 +31,18 @@ from tests.support.deliveries import Shop, an_app, deliver
 
 def test_store_is_opened_once_by_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two stores in memory neither would know what the other has run."""
-    app, opened = an_app(idempotency_store="memory://"), []
-    arrived = threading.Barrier(4)
+    arrived, lock = threading.Barrier(4), threading.Lock()
 
-    class Crowded:
-        """A lock that nobody gets before everybody wants it."""
+    @contextmanager
+    def crowded() -> Iterator[None]:  # a lock that nobody gets before everybody wants it
+        arrived.wait(10)
+        with lock:
+            yield
 
-        lock = threading.Lock()
-
-        def __enter__(self) -> None:
-            arrived.wait(10)
-            self.lock.acquire()
-
-        def __exit__(self, *error: object) -> None:
-            self.lock.release()
-
-    runtime = runtime_of(app)
-    monkeypatch.setattr(runtime, "_opening", Crowded())
-    threads = [threading.Thread(target=lambda: opened.append(runtime.store)) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-
+    runtime = runtime_of(an_app(idempotency_store="memory://"))
+    monkeypatch.setattr(type(runtime), "_opening", property(lambda self: crowded()), raising=False)
+    with ThreadPoolExecutor(4) as threads:
+        opened = list(threads.map(lambda _: runtime.store, range(4)))
     assert opened == [opened[0]] * 4
 
 
@@ -60,7 +53,6 @@ def test_changed_setting_is_seen_and_its_store_closed_by_whoever_opened_it(monke
     app, given = an_app(idempotency_store="memory://"), MemoryStore()
     runtime = runtime_of(app)
     opened = runtime.store
-
     assert isinstance(opened, MemoryStore)
     assert runtime.store is opened
     app.conf.idempotency_store = given
@@ -70,16 +62,10 @@ def test_changed_setting_is_seen_and_its_store_closed_by_whoever_opened_it(monke
     assert closed == [opened]
 
 
-class Equal(MemoryStore):
-    """A store that is its table."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Equal)
-
-    __hash__ = None  # type: ignore[assignment]
+EQUAL = {"__eq__": lambda self, other: type(self) is type(other), "__hash__": None}  # a store that is its table
 
 
-@pytest.mark.parametrize("made", [lambda: "".join(("mem", "ory://")), Equal])
+@pytest.mark.parametrize("made", [lambda: "".join(("mem", "ory://")), type("Equal", (MemoryStore,), EQUAL)])
 def test_store_that_a_computed_setting_names_again_is_the_same(made: Any) -> None:
     """Each delivery would open one of its own; in memory, each duplicate would run."""
     settings = {"broker_url": "memory://", "task_acks_late": True, "task_reject_on_worker_lost": True}
@@ -113,25 +99,19 @@ def test_only_the_serializer_of_results_and_json_are_decoded(settings: Any, acce
     assert codec.serializer == settings.get("result_serializer", "json")
 
 
-class Checked(StoreWrapper):
-    """A store in memory that other processes could see, and that says what is wrong with it."""
-
-    def __init__(self, error: StoreUnavailable | None = None) -> None:
-        super().__init__(MemoryStore())
-        self.error = error
-
-    def verify(self) -> None:
-        if self.error:
-            raise self.error
+def a_store(error: StoreUnavailable | None = None) -> StoreWrapper:
+    """A store that other processes could see, and that says what is wrong with it."""
+    store: Any = StoreWrapper(MemoryStore())
+    store.verify = Mock(side_effect=error)
+    return store
 
 
 def _start(app: Celery, pool: str = "prefork") -> None:
-    StoreCheck(None).create(
-        SimpleNamespace(app=app, pool_cls=type("TaskPool", (), {"__module__": f"celery.concurrency.{pool}"}))
-    )
+    pool_cls = type("TaskPool", (), {"__module__": f"celery.concurrency.{pool}"})
+    StoreCheck(None).create(SimpleNamespace(app=app, pool_cls=pool_cls))
 
 
-@pytest.mark.parametrize("store", [Checked(StoreMisconfigured("s", "PutItem", "run: provision")), None, "nosuch://x"])
+@pytest.mark.parametrize("store", [a_store(StoreMisconfigured("s", "PutItem", "run: provision")), None, "nosuch://x"])
 def test_worker_with_a_store_that_cannot_work_does_not_start(store: Any) -> None:
     """A missing table, permission or setting stops the worker with a readable message."""
     with pytest.raises(click.ClickException, match="celery-idempotent: "):
@@ -143,14 +123,13 @@ def test_worker_says_what_it_protects_also_in_an_outage(
     error: StoreUnavailable | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line: its store, its tasks that are protected, and those that are not; without Celery's own."""
-    shop = Shop(idempotency_store=Checked(error))
+    shop = Shop(idempotency_store=a_store(error))
     shop.task(Policy(mode="observe"), name="watch")
 
     @shop.app.task(name="report", shared=False, lazy=False)
     def report() -> None: ...
 
     caplog.set_level(logging.INFO, "celery_idempotent")
-
     _start(shop.app)
 
     (line,) = [each for each in caplog.records if each.getMessage().startswith("event=idempotency.started ")]
@@ -172,12 +151,10 @@ def test_memory_store_under_several_processes_is_warned_about() -> None:
     _start(app, "solo")
 
 
-KEY_OF = (("--args", "[7]"), ("--kwargs", '{"order_id": 7}'))
-
-
 def test_key_of_a_call_is_printed() -> None:
     """A person finds the record of a call by its arguments."""
     shop = Shop(Policy("order_id"))
-    keys = [commands.run(shop.app, "key", "charge", *each).stdout for each in KEY_OF]
-    assert keys == [f"{shop.charge.idempotency_key_for(7)}\n"] * 2
+    for arguments in (("--args", "[7]"), ("--kwargs", '{"order_id": 7}')):
+        told = commands.run(shop.app, "key", "charge", *arguments).stdout
+        assert told == f"{shop.charge.idempotency_key_for(7)}\n"
     assert "no idempotency key" in commands.run(shop.app, "key", "charge", "--args", "[null]").stderr
