@@ -99,11 +99,7 @@ def test_brokers_that_take_no_message_back_have_nothing_to_hold(driver: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("driver", "name"),
-    [
-        *(("redis", each) for each in REDIS_PARTS),
-        *(("sqs", each) for each in SQS_PARTS),
-    ],
+    ("driver", "name"), [*(("redis", each) for each in REDIS_PARTS), *(("sqs", each) for each in SQS_PARTS)]
 )
 def test_what_kombu_does_not_have_any_more_is_named(driver: str, name: str) -> None:
     """When the worker starts."""

@@ -7,40 +7,31 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from celery_idempotent import (
-    InFlight,
-    KeyMissing,
-    KeyReused,
-    Policy,
-    PolicyError,
-    StoreUnavailable,
-    current_attempt,
-    idempotent,
-    signals,
-)
+from celery_idempotent import InFlight, Policy, PolicyError, current_attempt, idempotent
 from celery_idempotent.engine.processes import this_process
+from celery_idempotent.errors import KeyMissing, KeyReused, StoreUnavailable
 from celery_idempotent.protocol.record import Status, process_of, trace_of
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import Shop as TaskShop
+from tests.support.deliveries import signalled
 
 ORDER = Policy("order")
 
 
 class Shop(TaskShop):
-    """A function on a store of its own, called or awaited alike; what its body does is said by each test."""
+    """Functions on a store of their own, called or awaited alike."""
 
     def __init__(self, is_async: bool = False) -> None:
         super().__init__()
         self.is_async = is_async
 
     def function(self, policy: Policy = ORDER, body: Callable[[], Any] = lambda: None, **options: Any) -> Any:
-        """Charges an order: what an author would write."""
-
         def charge(order: str, cents: int = 1) -> Any:
             self.runs.append(order)
             return body() or f"charged {cents}"
@@ -50,8 +41,7 @@ class Shop(TaskShop):
             return charge(order, cents)
 
         charge_async.__qualname__ = charge.__qualname__
-        options = {"store": self.store, **options}
-        decorated = idempotent(policy, **options)(charge_async if self.is_async else charge)
+        decorated = idempotent(policy, **{"store": self.store, **options})(charge_async if self.is_async else charge)
 
         @functools.wraps(decorated)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -79,21 +69,15 @@ def test_second_call_gets_the_result_of_the_first(shop: Shop) -> None:
 
 def test_call_that_cannot_be_protected_runs_nothing_and_is_told(shop: Shop) -> None:
     """A null is no key, and somebody may be watching; of an outage the caller hears, and calls again."""
-    told: list[Any] = []
-
-    def receive(**about: Any) -> None:
-        told.append((about["sender"], about["task_id"]))
-
-    signals.key_missing.connect(receive)
     charge = shop.function()
-    with pytest.raises(KeyMissing):
+    with signalled() as told, pytest.raises(KeyMissing):
         charge(None)
-    signals.key_missing.disconnect(receive)
     shop.store.faults.extend(["request lost"] * 2)
     with pytest.raises(StoreUnavailable):
         charge("o-1")
 
-    assert (told, shop.runs) == ([(charge.__wrapped__, None)], [])
+    ((name, about),) = told
+    assert (name, about["sender"], about["task_id"], shop.runs) == ("key_missing", charge.__wrapped__, None, [])
     assert charge("o-1") == "charged 1"
 
 
@@ -157,17 +141,12 @@ def test_observed_function_runs_each_time_and_tells(
     shop: Shop, private: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever is wrong, observing changes nothing of what a function does; a reason's text is told where it may be."""
-    told: list[bool] = []
-
-    def receive(observed: bool, **_: Any) -> None:
-        told.append(observed)
-
-    signals.replayed.connect(receive)
     charge = shop.function(Policy("order", mode="observe", private=private))
-    assert {charge("o-1"), charge("o-1"), charge(None)} == {"charged 1"}
-    signals.replayed.disconnect(receive)
+    with signalled() as told:
+        assert {charge("o-1"), charge("o-1"), charge(None)} == {"charged 1"}
 
-    assert (shop.runs, told) == (["o-1", "o-1", None], [True])
+    assert shop.runs == ["o-1", "o-1", None]
+    assert [about["observed"] for name, about in told if name == "replayed"] == [True]
     (line,) = [each for each in caplog.messages if "not_observed" in each]
     assert ("KeyMissing(" in line) is not private
 
@@ -175,25 +154,17 @@ def test_observed_function_runs_each_time_and_tells(
 def test_call_in_flight_raises_at_once_or_after_a_wait(shop: Shop) -> None:
     """Both tell how long it can take; one that waits gets the result if the body ends in time."""
     begun, go_on, policy = threading.Event(), threading.Event(), Policy("order", backoff=0.01)
-    answers: list[str] = []
+    body = shop.function(policy, lambda: (begun.set(), go_on.wait(20), None)[-1])  # type: ignore[func-returns-value]
+    with ThreadPoolExecutor() as threads:
+        threads.submit(body, "o-1")
+        begun.wait(20)
+        for wait in (0, 0.05):
+            with pytest.raises(InFlight):
+                shop.function(policy, wait=wait)("o-1")
+        waiting = threads.submit(shop.function(policy, wait=20), "o-1")
+        go_on.set()
 
-    def body() -> None:
-        begun.set()
-        go_on.wait(20)
-
-    running = threading.Thread(target=shop.function(policy, body), args=("o-1",))
-    waiting = threading.Thread(target=lambda: answers.append(shop.function(policy, wait=20)("o-1")))
-    running.start()
-    begun.wait(20)
-    for wait in (0, 0.05):
-        with pytest.raises(InFlight):
-            shop.function(policy, wait=wait)("o-1")
-    waiting.start()
-    go_on.set()
-    running.join(20)
-    waiting.join(20)
-
-    assert (answers, shop.runs) == (["charged 1"], ["o-1"])
+    assert (waiting.result(), shop.runs) == ("charged 1", ["o-1"])
 
 
 def test_wait_asks_ever_more_seldom_and_ends_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +221,6 @@ def test_current_app_counts_when_the_function_is_called(monkeypatch: pytest.Monk
 
 
 class Account:
-    """Has methods of all three kinds."""
-
     store = MemoryStore()
 
     @idempotent(ORDER, store=store)
@@ -291,10 +260,8 @@ def test_partials_and_callable_objects_can_be_protected() -> None:
         async def __call__(self, order: str) -> str:
             return "awaited"
 
-    partial = functools.partial(Charge.__call__, Charge())
-    bodies: list[Any] = [partial, Charge()]
-    for number, each in enumerate(bodies):
-        charge: Any = idempotent(ORDER, name=f"charge-{number}", store=MemoryStore())(each)
+    for each in (functools.partial(Charge.__call__, Charge()), Charge()):
+        charge: Any = idempotent(ORDER, name="charge", store=MemoryStore())(each)
         assert asyncio.run(charge("o-1")) == "awaited"
 
 

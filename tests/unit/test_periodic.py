@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy
@@ -17,7 +18,6 @@ from celery_idempotent.engine.verdicts import IN_DOUBT, Fate, fate_of, sweep_aba
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.broker.holding import Keeper
 from celery_idempotent.integration.broker.recovery import ColdShutdown, Recovery
-from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.messages.outbox import Relay
 from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.operating.worker import Purge
@@ -27,6 +27,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.contract import a_record
+from tests.support.commands import run
 from tests.support.deliveries import an_app
 from tests.support.waiting import wait_until
 
@@ -44,12 +45,12 @@ def app(store: MemoryStore) -> Celery:
     """With a task of each kind."""
     app = an_app(idempotency_store=store)
     app.main = "shop"
+
+    def body() -> None: ...
+
     for name, policy in (("rerun", RERUN), ("refuse", REFUSE)):
-        app.task(base=IdempotentTask, shared=False, name=name, idempotent=policy)(_nothing)
+        app.task(base=IdempotentTask, shared=False, name=name, idempotent=policy)(body)
     return app
-
-
-def _nothing() -> None: ...
 
 
 def _kept(store: Store, **values: Any) -> Record:
@@ -64,10 +65,6 @@ def _abandoned(store: Store, **values: Any) -> Record:
 
 def _step(app: Celery, kind: Any = Purge) -> Any:
     return kind(SimpleNamespace(app=app, steps=[]))
-
-
-def _looking(monkeypatch: pytest.MonkeyPatch, kind: Any, look: Any) -> None:
-    monkeypatch.setattr(kind, "look", lambda step, app: look())
 
 
 def test_every_worker_of_an_idempotent_app_has_the_steps(app: Celery) -> None:
@@ -110,13 +107,14 @@ def test_worker_looks_until_it_is_stopped_whatever_happens(
     errors: list[Exception] = [LookupError(), OperationalError("away"), StoreUnavailable("s", "take", "away")]
     looks: list[Exception] = []
 
-    def failing() -> bool:
+    def failing(*_: Any) -> bool:
         looks.append(errors[len(looks) % 3])
         raise looks[-1]
 
-    _looking(monkeypatch, kind, failing)
+    monkeypatch.setattr(kind, "look", failing)
     app.conf.update(idempotency_purge=timedelta(milliseconds=1), idempotency_relay=0.001)
     step, parent = _step(app, kind), SimpleNamespace(app=app)
+    _step(app, kind).stop(parent)  # a worker that fails to start stops all its steps
     step.start(parent)
     wait_until(lambda: len(looks) > 3, "a fourth look")
     step.terminate(parent)
@@ -125,29 +123,15 @@ def test_worker_looks_until_it_is_stopped_whatever_happens(
     assert {True, False} == set(told), "an error that nobody expects is told whole"
 
 
-def test_step_that_never_started_can_be_stopped(app: Celery) -> None:
-    """A worker that fails to start stops all its steps."""
-    step = _step(app)
-    step.stop(SimpleNamespace(app=app))
-    assert step._thread is None
-
-
 def test_worker_tells_an_outage_once_and_its_end(
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not at every look of every worker."""
     caplog.set_level("INFO")
-    errors: list[Exception | None] = [*[StoreUnavailable("s", "take", "away")] * 3, None, None]
-
-    def away() -> bool:
-        error = errors.pop(0)
-        if error is not None:
-            raise error
-        return False
-
-    _looking(monkeypatch, Relay, away)
+    look = Mock(side_effect=[*[StoreUnavailable("s", "take", "away")] * 3, False, False])
+    monkeypatch.setattr(Relay, "look", look)
     step = _step(app, Relay)
-    step._stopping = SimpleNamespace(wait=lambda seconds: not errors)
+    step._stopping = SimpleNamespace(wait=lambda seconds: look.call_count == 5)
     step._run(app, 1.0)
     told = [each.partition(" ")[0].removeprefix("event=idempotency.") for each in caplog.messages]
     assert told == ["relay_failed", "relay_resumed"]
@@ -158,7 +142,7 @@ def test_relay_asks_rarely_while_nothing_is_sent_and_at_once_when_something_was(
 ) -> None:
     """The pause doubles up to 15 seconds, in case somebody else sends; a body of this worker ends it."""
     asked_at, now = [], 0.0
-    _looking(monkeypatch, Relay, lambda: asked_at.append(now))
+    monkeypatch.setattr(Relay, "look", lambda *_: asked_at.append(now))
     monkeypatch.setattr("random.uniform", lambda low, high: high)
     step = _step(app, Relay)
 
@@ -226,9 +210,8 @@ def test_operation_in_doubt_can_be_judged(store: MemoryStore) -> None:
     """It is UNKNOWN, and says why."""
     record = _abandoned(store)
     assert list(sweep_abandoned(store, lambda record: REFUSE, age=DAY)) == [(record, Fate.IN_DOUBT)]
-    stored = store.get(record.key)
-    assert stored is not None
-    assert (stored.status, stored.error, stored.steps) == (Status.UNKNOWN, IN_DOUBT, record.steps)
+    told = [(each.status, each.error, each.steps) for each in store.scan()]
+    assert told == [(Status.UNKNOWN, IN_DOUBT, record.steps)]
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
@@ -257,19 +240,14 @@ def test_record_that_changes_between_the_look_and_the_write_is_left(
 def test_command_ends_what_was_abandoned(app: Celery, store: MemoryStore) -> None:
     """By the policy of each task, and no more than it may; what it does not know, or another app has made, stays."""
 
-    def run(*arguments: str) -> str:
-        given = ["purge", "--abandoned-before", "1", *arguments]
-        result = CliRunner().invoke(idempotency, given, obj=SimpleNamespace(app=app))
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
+    purge: Any = partial(run, app, "purge", "--abandoned-before", "1")
     for _ in range(4):
         _abandoned(store, task="rerun")
-    assert "2 abandoned records deleted" in run("--max", "2")
+    assert "2 abandoned records deleted" in purge("--max", "2").stdout
     doubtful = _abandoned(store, task="refuse")
     kept = [_abandoned(store, task="elsewhere"), _kept(store, task="rerun"), _abandoned(store, task="rerun", app="x")]
-    assert "2 abandoned records deleted, 1 in doubt now (UNKNOWN)" in run()
+    assert "2 abandoned records deleted, 1 in doubt now (UNKNOWN)" in purge().stdout
     assert {each.key for each in store.scan()} == {each.key for each in (doubtful, *kept)}
     assert [each.key for each in store.scan(status=Status.UNKNOWN)] == [doubtful.key]
     _abandoned(store, task="rerun")
-    assert json.loads(run("--json"))["abandoned"] == {"deleted": 1, "in_doubt": 0}
+    assert json.loads(purge("--json").stdout)["abandoned"] == {"deleted": 1, "in_doubt": 0}

@@ -1,12 +1,12 @@
 """``assert_effect_once`` accepts what happens once, reports what does not, and hides nothing."""
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -43,13 +43,12 @@ class Rehearsals:
     def __init__(self) -> None:
         self.app = an_app(broker_url=NOWHERE, result_backend=NOWHERE)
         self.outbox: list[Any] = []
-        self.numbers = itertools.count(1)
 
     def task(self, body: Callable[[Any, Any], Any] | None = None, policy: Policy | None = None, **options: Any) -> Any:
         def send(task: Any, to: Any) -> Any:
             return body(task, to) if body else self.outbox.append(to)
 
-        usual = {"name": f"shop.mail{next(self.numbers)}", "base": IdempotentTask, "idempotent": policy or Policy("to")}
+        usual = {"name": f"shop.mail-{uuid4()}", "base": IdempotentTask, "idempotent": policy or Policy("to")}
         return self.app.task(bind=True, shared=False, **{**usual, **options})(send)
 
     def report(self, body: Any = None, policy: Policy | None = None, *, effects: Any = "", **options: Any) -> str:
@@ -68,19 +67,15 @@ def shop() -> Rehearsals:
     return Rehearsals()
 
 
-def rows(report: str, marked: bool | None = None) -> dict[str, int]:
-    """The report's table: by scenario, its effects; all rows, or only those that are marked as broken, or not."""
+def rows(report: str, marks: str = "> ") -> dict[str, int]:
+    """The report's table: by scenario, its effects; all rows, or only those with one of these marks."""
     table = report.split("\n\n")[1].splitlines()
     start, end = table[0].index("scenario"), table[0].index("what its deliveries returned")
-    return {
-        line[start:end].strip(): int(line[1:start])
-        for line in table[1:]
-        if marked is None or line.startswith(">") is marked
-    }
+    return {line[start:end].strip(): int(line[1:start]) for line in table[1:] if line[0] in marks}
 
 
 def broken(report: str) -> dict[str, int]:
-    return rows(report, marked=True)
+    return rows(report, ">")
 
 
 def test_effect_under_its_key_is_once(shop: Rehearsals) -> None:
@@ -132,19 +127,22 @@ def test_author_states_what_is_true(
     assert bool(report) is bool(marked)
     if marked:
         assert broken(report) == marked
-        assert set(rows(report, marked=False).values()) == {1}
+        assert set(rows(report, " ").values()) == {1}
         assert word in report
         assert ("Each run of the body to its end was counted" in report) is not counts
 
 
-def test_plain_task_is_reported(shop: Rehearsals) -> None:
-    """Without this library every duplicate is an effect more; the message says what to declare."""
+def test_task_that_is_not_protected_is_reported(shop: Rehearsals) -> None:
+    """Without this library every duplicate is an effect more; the message says what to declare, or to set."""
     report = shop.report(base=Task, idempotent=None)
 
     repeated = {f"delivered {how}": 2 for how in ("twice", "again as the body begins", "again as the body ends")}
     died = {"the worker dies as the body begins": 2, "the worker dies as the body ends": 3}
     assert rows(report) == {"delivered once": 1, **repeated, **died}
     assert "base=IdempotentTask" in report
+
+    report = shop.report(policy=Policy("to", mode="observe"))
+    assert (broken(report)["delivered twice"], "mode='observe'" in report) == (2, True)
 
 
 def _writes_anything(store: Any, new: Record, expected: str | None, *writes: Any) -> Record:
@@ -167,13 +165,6 @@ def test_broken_guard_is_reported(
 
     assert broken(report).keys() >= {"delivered twice", "delivered again as the body ends"}
     assert "although no worker died" in report
-
-
-@pytest.mark.parametrize("mode", ["observe", "off"])
-def test_task_that_protects_nothing_is_reported(shop: Rehearsals, mode: Any) -> None:
-    """With what to set."""
-    report = shop.report(policy=Policy("to", mode=mode))
-    assert (broken(report)["delivered twice"], f"mode={mode!r}" in report) == (2, True)
 
 
 @pytest.mark.parametrize("option", ["acks_late", "reject_on_worker_lost"])
@@ -201,8 +192,9 @@ def test_failing_body_is_reported_as_such(shop: Rehearsals) -> None:
     assert shop.report(fail, Policy("to", remember=(ValueError,)), promise="at least once") == ""
 
 
-def test_retries_are_followed_to_their_end(shop: Rehearsals) -> None:
-    """A retry that was published right before the death is delivered, and so is the message that comes back."""
+def test_retries_and_rejected_messages_are_followed_to_their_end(shop: Rehearsals) -> None:
+    """A retry that was published right before the death is delivered, and so is each message that comes back."""
+    charges: set[str] = set()
 
     def retry(task: Any, to: str) -> None:
         if task.request.retries < 2:
@@ -213,11 +205,6 @@ def test_retries_are_followed_to_their_end(shop: Rehearsals) -> None:
 
     assert "  died, postponed, postponed, None, None, None\n" in report
     assert broken(report) == {"the worker dies before the completion of delivery 3": 2}
-
-
-def test_rejected_message_comes_back(shop: Rehearsals) -> None:
-    """A message that its body gives back to the broker is delivered again, marked as such."""
-    charges: set[str] = set()
 
     def reject_first(task: Any, to: str) -> None:
         if not task.request.delivery_info["redelivered"]:
@@ -245,9 +232,7 @@ def test_delivery_that_does_not_settle_is_given_up(shop: Rehearsals) -> None:
 
 def test_deliveries_at_once_overlap(shop: Rehearsals) -> None:
     """Unprotected, both are in the body at the same time; protected, the second comes while the first is in it."""
-    inside: list[int] = []
-    most: list[int] = []
-    scenarios: list[None] = []
+    inside, most, scenarios = list[int](), list[int](), list[None]()
     meeting = threading.Barrier(2, timeout=30)
 
     def run(task: Any, to: str) -> None:
@@ -288,18 +273,13 @@ def test_receiver_can_be_reset(shop: Rehearsals) -> None:
     assert shop.report(task, effects=paid, reset=paid.clear) == ""
 
 
-def test_what_a_body_publishes_goes_its_way() -> None:
+def test_what_a_body_publishes_goes_its_way(shop: Rehearsals) -> None:
     """Only the task's own retries are caught; other messages reach the app's broker."""
-    app = an_app()
-    runs: list[str] = []
+    shop.app = an_app()
+    task = shop.task(lambda task, to: (task.apply_async(("other",)), shop.outbox.append(to)))
 
-    @app.task(base=IdempotentTask, bind=True, shared=False, name="shop.mail", idempotent=Policy(key="to"))
-    def mail(task: Any, to: str) -> None:
-        mail.apply_async(("other",))
-        runs.append(to)
-
-    assert_effect_once(mail, "self", effects=runs, promise="at least once")
-    assert len(published(app)) == len(runs)
+    assert shop.report(task, promise="at least once") == ""
+    assert len(published(shop.app)) == len(shop.outbox)
 
 
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (KeyError,)}], ids=["", "autoretry"])
@@ -374,9 +354,8 @@ def test_commit_is_once_and_reported_without_its_condition(shop: Rehearsals, mon
 class Ledger:
     """A table of the user's, in a SQLite file that is also the app's store."""
 
-    def __init__(self, file: Path) -> None:
-        self.url = f"sqlite:///{file}"
-        self.engine = create_engine(self.url)
+    def __init__(self, url: str) -> None:
+        self.engine = create_engine(url)
         with self.engine.begin() as connection:
             connection.execute(text("CREATE TABLE ledger (text TEXT)"))
 
@@ -390,10 +369,10 @@ class Ledger:
 
 @pytest.fixture
 def ledger(shop: Rehearsals, tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path / "shop.sqlite")
-    with closing(open_store(ledger.url)) as store:
+    url = shop.app.conf.idempotency_store = f"sqlite:///{tmp_path}/shop.sqlite"
+    with closing(open_store(url)) as store:
         store.provision()
-    shop.app.conf.idempotency_store = ledger.url
+    ledger = Ledger(url)
     yield ledger
     ledger.engine.dispose()
 
@@ -412,7 +391,7 @@ def test_transaction_is_once(shop: Rehearsals, ledger: Ledger, using: Any) -> No
             return tx.done("booked")
 
     assert shop.report(book, effects=ledger.booked) == ""
-    with closing(SQLStore(ledger.url)) as outbox:
+    with closing(SQLStore(shop.app.conf.idempotency_store)) as outbox:
         messages = outbox.take(100, hold=1)
 
     assert len(messages) == ledger.booked() == 16  # the scenarios; what was rolled back has left nothing
@@ -436,20 +415,15 @@ def test_effect_beside_the_transaction_is_reported(shop: Rehearsals, ledger: Led
 @pytest.mark.parametrize("setting", [None, "memory://", MemoryStore()], ids=["none", "url", "store"])
 def test_transaction_without_a_database_is_refused_with_the_remedy(shop: Rehearsals, setting: Any) -> None:
     """It needs an SQL store; that is said, not left to be guessed from a count of 0."""
-
-    def book(task: Any, to: str) -> Any:
-        with current_attempt().transaction() as tx:
-            return tx.done("booked")
-
     shop.app.conf.idempotency_store = setting
-    assert "to rehearse attempt.transaction(), give the test's app an SQL store" in shop.report(book)
+    report = shop.report(lambda task, to: current_attempt().transaction().__enter__())
+    assert "to rehearse attempt.transaction(), give the test's app an SQL store" in report
 
 
 def test_dead_attempt_writes_nothing_any_more() -> None:
     """Whatever its handlers try, in its own thread or in the heartbeat's; the next delivery is not concerned."""
     store, record = ScenarioStore(), a_record()
     completed, released = (record.but(status=each, revision=each) for each in (Status.COMPLETED, Status.RELEASED))
-
     store.plan((1, "dies before"))
     with store.delivering(), ThreadPoolExecutor(1) as heartbeat:
         store.swap(record, None)
@@ -458,7 +432,6 @@ def test_dead_attempt_writes_nothing_any_more() -> None:
                 store.swap(completed, record.revision)
         assert isinstance(heartbeat.submit(store.swap, released, record.revision).exception(), StoreUnavailable)
     assert store.get(record.key) == record
-
     with store.delivering():
         assert store.swap(released, record.revision) == released
 

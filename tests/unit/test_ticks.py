@@ -36,7 +36,7 @@ def _app(timezone: str = "UTC") -> Celery:
     return app
 
 
-class Clock(Celery):  # Celery has no types
+class Clock(Celery):
     """An app whose time is what a test says."""
 
     at = NOON
@@ -82,14 +82,14 @@ class Shared(Recorder):
         return 1
 
 
+@cache
 def _clock() -> Clock:
+    """One for all beats, which live one after the other: to make one takes longer than a life."""
     return Clock("beats", set_as_current=False, broker="memory://")
 
 
-def _beat(
-    every: Any, at: datetime = NOON, kind: type[Recorder] = Recorder, app: Clock | None = None, **entry: Any
-) -> Recorder:
-    app = app or _clock()
+def _beat(every: Any, at: datetime = NOON, kind: type[Recorder] = Recorder, **entry: Any) -> Recorder:
+    app = _clock()
     app.at = at
     app.conf.beat_schedule = {"report": {"task": "of.another.app", "schedule": every, **entry}}
     return kind(app)
@@ -152,7 +152,7 @@ def test_a_crontab_has_the_same_due_time_whenever_it_is_asked(
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/Sao_Paulo", "Australia/Lord_Howe"])
-@pytest.mark.parametrize("spec", [{"minute": "*/15"}, {"minute": "30", "hour": "2"}, {"minute": "0", "hour": "*/2"}])
+@pytest.mark.parametrize("spec", [{"minute": "*/15"}, {"minute": "30", "hour": "2"}])
 @pytest.mark.parametrize("begin", [datetime(2017, 10, 14), datetime(2026, 3, 28), datetime(2026, 10, 24)])
 def test_beats_agree_while_the_clocks_change(zone: str, spec: dict[str, str], begin: datetime) -> None:
     """Through the hour that is left out or comes twice, ticks have one name each, in order, however late one asks."""
@@ -167,13 +167,12 @@ def test_beats_agree_while_the_clocks_change(zone: str, spec: dict[str, str], be
 
 
 @needs("ephem")
-@pytest.mark.parametrize("event", ["dawn_astronomical", "sunrise", "solar_noon", "sunset"])
+@pytest.mark.parametrize("event", ["dawn_astronomical", "sunset"])
 @pytest.mark.parametrize(
     ("lat", "lon"),
     [
         (-36.8, 174.8),
-        # In July, sunset comes back over midnight there, and two of them are on one day of the clock.
-        pytest.param(65.76, -18, marks=survives_days_without_the_event),
+        pytest.param(65.76, -18, marks=survives_days_without_the_event),  # in July, one day has two sunsets
         pytest.param(69.6, 18.9, marks=survives_days_without_the_event),
     ],
 )
@@ -219,12 +218,7 @@ def test_a_calendar_of_another_package_is_known_by_its_name(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "sent", "pause"),
-    [
-        ((7,), [], 3),
-        ((7, 10), [10], 10),
-        ((0, 47), [40], 3),
-        ((0, 10, 4, 10, 20), [10, 20], 10),
-    ],
+    [((7,), [], 3), ((7, 10), [10], 10), ((0, 47), [40], 3), ((0, 10, 4, 10, 20), [10, 20], 10)],
     ids=["started between two ticks", "at the next one", "late by several", "its clock was set back"],
 )
 def test_a_beat_sends_the_latest_tick_that_it_has_not_sent(seconds: Any, sent: list[int], pause: int) -> None:
@@ -232,10 +226,6 @@ def test_a_beat_sends_the_latest_tick_that_it_has_not_sent(seconds: Any, sent: l
     scheduler = _beat(10, at=NOON + timedelta(seconds=seconds[0]))
     assert scheduler.until(*seconds) == pytest.approx(pause, abs=0.02)
     assert scheduler.sent == _ticks(*sent)
-
-
-_shared_clock = cache(_clock)
-"""One for all beats of the property, which live one after the other: to make one takes longer than a life."""
 
 
 @settings(max_examples=150)
@@ -251,25 +241,18 @@ def test_every_tick_is_sent_while_one_beat_lives(
     """Whenever a beat starts, wakes and dies, it sends each tick of its life once, by the grid's name, and no other."""
     born, grid = NOON + phase, OnGrid(every, app=_app())
     dead = born + every * length
-    own = _sent_by(every, born, dead, born - every * age, late)
+    scheduler, lateness = _beat(every, at=born, last_run_at=born - every * age), cycle(late)
+    while scheduler.app.at <= dead:
+        pause = max(scheduler.tick(), 0.001)
+        scheduler.app.at += timedelta(seconds=pause) + (every * next(lateness) if pause > 0.001 else timedelta(0))
+    own = [each for each in scheduler.sent if each]
     caught_up = grid.latest(born) > born - every * age
     due = _due_in(grid, grid.latest(born) - every if caught_up else born, dead - every / 2)
     assert len(own) == len(set(own))
     assert due <= set(own) <= _due_in(grid, grid.latest(born) - every, dead)
 
 
-def _sent_by(every: timedelta, born: datetime, dead: datetime, last_run_at: datetime, late: list[float]) -> list[str]:
-    """The ticks that one beat names from its start to its end."""
-    scheduler = _beat(every, at=born, app=_shared_clock(), last_run_at=last_run_at)
-    lateness = cycle(late)
-    while scheduler.app.at <= dead:
-        pause = max(scheduler.tick(), 0.001)
-        scheduler.app.at += timedelta(seconds=pause) + (every * next(lateness) if pause > 0.001 else timedelta(0))
-    return [each for each in scheduler.sent if each]
-
-
 def _due_in(grid: OnGrid, after: datetime, until: datetime) -> set[str]:
-    """The ticks after a moment, up to another."""
     found, due = set(), grid.following(after)
     while due <= until:
         found.add(f"report@{due.isoformat()}")
@@ -291,11 +274,7 @@ def test_a_tick_is_noted_where_others_read_it_once_it_is_sent() -> None:
 def test_a_tick_that_falls_due_while_another_is_sent_is_not_passed_over() -> None:
     """What is noted is the moment that named the tick, and not the one at which the broker had taken it."""
     scheduler = _beat(10, kind=Shared)
-
-    def slowly() -> None:
-        scheduler.app.at += timedelta(seconds=7)
-
-    scheduler.sends = slowly
+    scheduler.sends = lambda: setattr(scheduler.app, "at", scheduler.app.at + timedelta(seconds=7))
     scheduler.until(15)
     scheduler.tick()
     scheduler.tick()
@@ -334,8 +313,7 @@ def test_a_mixin_that_comes_too_late_is_refused() -> None:
 
 def test_the_file_of_a_beat_is_celerys_own(tmp_path: Path) -> None:
     """A beat can be changed to this one and back: the file has no class of this library, and its entries are used."""
-    app = _clock()
-    app.conf.beat_schedule = {"report": {"task": "of.another.app", "schedule": 10.0}}
+    app = _beat(10.0).app
     for kind in (beat.PersistentScheduler, PersistentScheduler, beat.PersistentScheduler, PersistentScheduler):
         scheduler = kind(app, schedule_filename=str(tmp_path / "schedule"))
         for _ in range(2):
@@ -390,12 +368,8 @@ def test_a_tick_of_two_beats_runs_once(app: Celery) -> None:
 def test_a_tick_that_is_retried_with_other_arguments_is_the_same_tick(app: Celery) -> None:
     """The copy of the other beat, which comes after the retry, does not run."""
 
-    def once_more(task: Any, shop: str) -> str:
-        if shop != "rome":
-            raise task.retry(kwargs={"shop": "rome"}, countdown=0, headers={"trace": "t-1"})
-        return shop
-
-    runs = _report(app, once_more)
+    again: dict[str, Any] = {"kwargs": {"shop": "rome"}, "countdown": 0, "headers": {"trace": "t-1"}}
+    runs = _report(app, lambda task, shop: shop if shop == "rome" else task.retry(**again))
     first, second = _sent(app)
     redeliver(app, first)
     (retry,) = published(app)
@@ -443,9 +417,6 @@ def test_options_of_an_entry_are_kept(app: Celery) -> None:
     assert (TICK_HEADER in by_hand.headers, by_hand.headers["celery_beat_task"]) == (False, True)
 
 
-def _nothing() -> None: ...
-
-
 KEYED, MINE = Policy(key="shop"), {"options": {"headers": {"idempotency_key": "mine"}}}
 
 
@@ -469,7 +440,10 @@ def test_what_keeps_a_tick_from_running_once_is_said(
 ) -> None:
     """By each beat, once, with the entry. A task that the beat does not know has a tick: its worker may know it."""
     _report(app, policy=policy)
-    app.task(name="plain", shared=False)(_nothing)
+
+    @app.task(name="plain", shared=False)
+    def plain() -> None: ...
+
     messages = _sent(app, **entry)
     told = [(each.levelname, each.message) for each in caplog.records if "idempotency.tick" in each.message]
     assert len(told) == (2 if problem else 0)

@@ -1,30 +1,200 @@
-"""A consumer of a queue, with SQS acted by a list: what it publishes, deletes, leaves and gives back; its worker."""
+"""Notifications of SNS: which call each becomes, if any, and what a consumer of their queue does with them."""
 # mypy: allow-untyped-decorators
 
+import inspect
 import json
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import click
 import pytest
 from celery import Celery
+from hypothesis import given
+from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.contrib import sns as module
-from celery_idempotent.contrib.sns import By, Route, Subscriber, Subscribers, consume
+from celery_idempotent.contrib.sns import (
+    By,
+    Notification,
+    NotRouted,
+    Route,
+    Subscriber,
+    Subscribers,
+    TaskCall,
+    call_of,
+    consume,
+    unwrap,
+)
+from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import settings
 from celery_idempotent.integration.operating.worker import looking
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, published
+from tests.support.scene import raising
 from tests.support.waiting import wait_until
 
 TOPIC = "arn:aws:sns:eu-west-1:123456789012:orders"
 URL = "https://sqs.eu-west-1.amazonaws.com/1/orders"
+
+
+def charge(order_id: str, cents: int = 0) -> None: ...
+def anything(**arguments: Any) -> None: ...
+
+
+def _of(text: str, **fields: Any) -> Notification:
+    return replace(Notification(message_id="m-1", topic=TOPIC, text=text), **fields)
+
+
+PLACED = _of('{"order_id": "o-1", "cents": 500, "other": 1}', attributes={"event": "placed"}, subject="new")
+RAW = replace(PLACED, message_id="", topic="")
+HASH = sha256(PLACED.text.encode()).hexdigest()
+
+
+def _routed(notification: Notification, *routes: Route, task: Any = charge) -> TaskCall:
+    return call_of(notification, [(each, inspect.signature(task)) for each in routes], delivered_as="sqs-1")
+
+
+def _route(**options: Any) -> Route:
+    return Route(**{"queue": "orders", "task": "charge", **options})
+
+
+def _call(notification: Notification, task: Any = charge, **options: Any) -> TaskCall:
+    return _routed(notification, _route(**options), task=task)
+
+
+ATTRIBUTES = {"event": ("String", "placed"), "cents": ("Number", "500"), "seal": ("Binary", "AAE=")}
+ENVELOPE = {
+    "Type": "Notification",
+    "MessageId": "m-1",
+    "TopicArn": TOPIC,
+    "Subject": "placed",
+    "Message": "text",
+    "MessageAttributes": {name: {"Type": kind, "Value": value} for name, (kind, value) in ATTRIBUTES.items()},
+}
+"""As the Developer Guide of SNS shows it."""
+NONE: dict[str, str] = {}
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, {}),
+        ({"Subject": None, "MessageAttributes": None}, {"subject": "", "attributes": NONE}),
+        ({"MessageAttributes": {"a": "b", "c": {"Type": "String"}}}, {"attributes": NONE}),
+        ({"Type": "UnsubscribeConfirmation"}, {"kind": "UnsubscribeConfirmation"}),
+    ],
+)
+def test_notification_comes_out_of_its_envelope(change: dict[str, Any], found: dict[str, Any]) -> None:
+    """With subject and attributes as text, if it has any; a word about a subscription is told apart."""
+    unwrapped = _of("text", subject="placed", attributes={name: value for name, (_, value) in ATTRIBUTES.items()})
+    assert unwrap(json.dumps({**ENVELOPE, **change})) == replace(unwrapped, **found)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("", "no JSON", "[" * 100_000, "1", "[]", "{}", '{"Type": "Notification"}', '{"Type": []}'),
+        *({"Type": "Event"}, {"MessageId": 1}, {"TopicArn": None}, {"Message": {"order_id": "o-1"}}),
+    ],
+)
+def test_anything_else_is_no_envelope(body: Any) -> None:
+    """Raw message delivery has any body, and so have strangers."""
+    assert unwrap(body if isinstance(body, str) else json.dumps({**ENVELOPE, **body})) is None
+
+
+@given(st.dictionaries(st.sampled_from(["order_id", "cents", "other"]), st.integers()))
+def test_members_of_the_message_are_the_arguments_of_their_names(message: dict[str, Any]) -> None:
+    """Others are not meant for this task, unless it takes anything or a function has chosen them."""
+    notification = _of(json.dumps(message))
+    assert _call(notification).arguments == {name: each for name, each in message.items() if name != "other"}
+    assert _call(notification, task=anything).arguments == message
+    assert _call(notification, arguments=lambda each: each.message).arguments == message
+    assert _call(notification, arguments=lambda each: {"cents": 1}).arguments == {"cents": 1}
+
+
+@pytest.mark.parametrize(
+    ("notification", "route", "told"),
+    [
+        *((_of(text), {}, "charge are no object") for text in ("no JSON", "[]", "[" * 100_000)),
+        (PLACED, {"when": lambda each: each.message.get("missing")}, "no route"),
+        (replace(PLACED, kind="SubscriptionConfirmation"), {}, "SubscriptionConfirmation"),
+    ],
+)
+def test_notification_that_asks_for_no_call_stays(notification: Notification, route: Any, told: str) -> None:
+    """It was sent for something, or a person has to confirm it; and its text is not quoted."""
+    with pytest.raises(NotRouted, match=told):
+        _call(notification, **route)
+
+
+def test_first_route_that_fits_has_it() -> None:
+    """Whatever its function looks at."""
+    routes = [_route(when=lambda each: each.attributes["event"] == "paid"), _route(when=lambda each: each.subject)]
+    assert _routed(PLACED, *routes, _route()).route is routes[1]
+
+
+@pytest.mark.parametrize(
+    ("notification", "key", "found"),
+    [
+        (PLACED, By.MESSAGE, "m-1"),
+        (replace(PLACED, deduplication_id="d-1"), By.MESSAGE, "orders:d-1"),
+        (replace(RAW, deduplication_id="d-1"), By.MESSAGE, "orders:d-1"),
+        (replace(PLACED, deduplication_id=HASH), By.MESSAGE, "m-1"),  # an equal text later is another message
+        (RAW, By.MESSAGE, PolicyError),  # SQS's id would be another one where SNS delivers twice
+        (replace(RAW, deduplication_id=HASH), By.MESSAGE, PolicyError),
+        (PLACED, By.POLICY, None),
+        (PLACED, "message.order_id", "o-1"),
+        (PLACED, "message.cents", "i500"),
+        (PLACED, ("message.order_id", "attributes.event"), "l2[s3:o-1,s6:placed]"),
+        (PLACED, lambda each: each.attributes["event"], "placed"),
+        (PLACED, "subject", "new"),
+        *((RAW, key, KeyMissing) for key in ("message.missing", "message_id", ("topic", "subject"), lambda each: None)),
+    ],
+)
+def test_key_is_what_is_named(notification: Notification, key: Any, found: Any) -> None:
+    """A text as it stands, anything else in its canonical form; otherwise the publisher's or SNS's id."""
+    for queue in ("orders", URL):
+        if isinstance(found, type):
+            with pytest.raises(found):
+                _call(notification, key=key, queue=queue)
+        else:
+            assert _call(notification, key=key, queue=queue).key == found
+
+
+def test_each_delivery_of_a_notification_has_one_task_id() -> None:
+    """Another for another task or notification; of a raw one by SQS's id of it. The ids are frozen."""
+    calls = [
+        *(_call(PLACED), _call(PLACED), _call(replace(PLACED, message_id="m-2"))),
+        _routed(PLACED, _route(task="other")),
+    ]
+    assert len({each.task_id for each in calls}) == 3
+    assert calls[0].task_id == "53bc39f2-0b7e-5ea5-b219-b34d0c611f15"
+    assert _call(RAW, key="message.order_id").task_id == _call(replace(PLACED, message_id="sqs-1")).task_id
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        *(("queue", value, "queue") for value in ("", URL.removesuffix("orders"), None)),
+        ("key", "order_id", "'order_id'; the signature is .*message, attributes, subject"),
+        ("key", ("topic", "order_id"), "'order_id'"),
+        ("key", None, "key=None"),
+        ("when", "subject", "when='subject'"),
+        ("options", {"task_id": "t"}, "options='task_id'"),
+    ],
+)
+def test_route_that_cannot_work_is_refused(option: str, value: Any, told: str) -> None:
+    """In words that say what is there."""
+    with pytest.raises(PolicyError, match=told):
+        _route(**{option: value})
 
 
 def a_notification(message: Any = None) -> str:
@@ -65,18 +235,12 @@ class Queue:
         return {"Messages": taken} if taken else {}
 
     def delete_message_batch(self, QueueUrl: str, Entries: list[Any]) -> dict[str, Any]:  # noqa: N803
-        gone = [each for each in Entries if each["ReceiptHandle"] != "m-lost"]
-        self.deleted += [each["ReceiptHandle"] for each in gone]
-        return {"Failed": [{"Code": "ReceiptHandleIsInvalid"}]} if len(gone) < len(Entries) else {}
+        self.deleted += [each["ReceiptHandle"] for each in Entries]
+        return {"Failed": [{"Code": "ReceiptHandleIsInvalid"}]}
 
     def change_message_visibility_batch(self, QueueUrl: str, Entries: list[Any]) -> None:  # noqa: N803
         assert {each["VisibilityTimeout"] for each in Entries} == {0}
         self.given_back += [each["ReceiptHandle"] for each in Entries]
-
-    @property
-    def done(self) -> tuple[list[str], list[str]]:
-        """What was deleted, and what was given back."""
-        return self.deleted, self.given_back
 
 
 @pytest.fixture
@@ -87,9 +251,6 @@ def queue() -> Queue:
 @pytest.fixture
 def app() -> Celery:
     app = an_app()
-
-    def charge(order_id: str, cents: int = 0) -> None: ...
-
     for name, policy in {
         "charge": Policy(key="order_id"),
         "secret": Policy(private=True),
@@ -105,11 +266,10 @@ Consumer = Callable[..., Subscriber]
 
 
 @pytest.fixture
-def consumer(app: Celery, queue: Queue) -> Consumer:
+def consumer(app: Celery, queue: Any) -> Consumer:
     def make(*tasks: str, **route: Any) -> Subscriber:
-        sqs: Any = queue
-        routes = [Route(**{"queue": "orders", "task": task, **route}) for task in tasks or ("charge",)]
-        return Subscriber(app, routes, sqs, threading.Event())
+        routes = [_route(**{"task": task, **route}) for task in tasks or ("charge",)]
+        return Subscriber(app, routes, queue, threading.Event())
 
     return make
 
@@ -134,8 +294,7 @@ def publishing(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Publishing:
     return before
 
 
-def away(*_: Any, **__: Any) -> Any:
-    raise OperationalError("connection refused")
+away = raising(OperationalError("connection refused"))
 
 
 def test_queue_is_asked_by_its_url(consumer: Consumer, queue: Queue) -> None:
@@ -199,16 +358,6 @@ def test_reason_keeps_the_secrets_of_a_task(consumer: Consumer, queue: Queue, ca
     assert "o-0" not in caplog.text
 
 
-def test_notification_that_is_not_deleted_is_told(
-    consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It comes again, as the same operation."""
-    queue.put_orders(1)
-    queue.messages[0]["ReceiptHandle"] = "m-lost"
-    consumer().look()
-    assert "ReceiptHandleIsInvalid" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("name", "deleted", "sizes"), [("orders.fifo", ["m-2"], [10, 1]), ("orders", ["m-1", "m-2"], [10, 10])]
 )
@@ -227,13 +376,9 @@ def test_group_of_a_fifo_queue_waits_for_its_first(
     assert [each["MaxNumberOfMessages"] for each in queue.asked] == sizes
 
 
-@pytest.mark.parametrize("given", [{}, {"MessageGroupId": "own"}])
+@pytest.mark.parametrize("own", [{}, {"MessageGroupId": "own"}])
 def test_call_keeps_its_group_on_a_broker_of_sqs(
-    consumer: Consumer,
-    queue: Queue,
-    publishing: Publishing,
-    monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, str],
+    consumer: Consumer, queue: Queue, publishing: Publishing, monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
 ) -> None:
     """Unless the route names one. Other brokers know no groups."""
     calls = publishing(lambda options: None)
@@ -241,9 +386,9 @@ def test_call_keeps_its_group_on_a_broker_of_sqs(
         runtime = SimpleNamespace(broker=SimpleNamespace(is_sqs=is_sqs))
         monkeypatch.setattr(module, "runtime_of", lambda _, runtime=runtime: runtime)
         queue.put(a_notification(), group="g")
-        consumer(queue="orders.fifo", options=given).look()
+        consumer(queue="orders.fifo", options=own).look()
 
-    assert [each.get("MessageGroupId") for each in calls] == [given.get("MessageGroupId"), "own" if given else "g"]
+    assert [each.get("MessageGroupId") for each in calls] == [own.get("MessageGroupId"), "own" if own else "g"]
 
 
 def test_nothing_is_taken_while_the_broker_is_away(
@@ -264,29 +409,27 @@ def test_batch_is_given_back_when_the_broker_goes(
 ) -> None:
     """Those before are deleted. A broker that has answered is asked again when a call fails, and then before a look."""
     queue.put_orders(1)
-    subject, pauses = consumer(), list[float]()
+    subject = consumer()
     calls = publishing(lambda options: len(calls) == 2 and away())
     subject.look()
     queue.put_orders(3)
     monkeypatch.setattr(app, "connection_for_write", away)
-
-    def wait(pause: float) -> bool:
-        pauses.append(pause)
-        return len(pauses) == 3
-
-    monkeypatch.setattr(subject._stopping, "wait", wait)
+    monkeypatch.setattr(subject._stopping, "wait", Mock(side_effect=[False, False, True]))
     subject.run()
 
-    assert queue.done == (["m-0", "m-0"], ["m-1", "m-2"])
+    assert (queue.deleted, queue.given_back) == (["m-0", "m-0"], ["m-1", "m-2"])
     assert len(queue.asked) == 2
 
 
-def test_message_that_a_broker_refuses_stays_alone(consumer: Consumer, queue: Queue, publishing: Publishing) -> None:
-    """The broker is there, so it was this message's fault."""
+def test_message_that_a_broker_refuses_stays_alone(
+    consumer: Consumer, queue: Queue, publishing: Publishing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker is there, so it was this message's fault; that SQS did not delete one is told."""
     queue.put_orders(2)
     publishing(lambda options: options["kwargs"]["order_id"] == "o-0" and away())
     consumer().look()
-    assert queue.done == (["m-1"], [])
+    assert "ReceiptHandleIsInvalid" in caplog.text
+    assert (queue.deleted, queue.given_back) == (["m-1"], [])
 
 
 def test_batch_ends_with_its_visibility(
@@ -300,7 +443,7 @@ def test_batch_ends_with_its_visibility(
 
     consumer().look()
 
-    assert queue.done == (["m-0"], ["m-1"])
+    assert (queue.deleted, queue.given_back) == (["m-0"], ["m-1"])
 
 
 def test_it_goes_on_whatever_fails_with_growing_pauses(
@@ -332,7 +475,7 @@ def test_it_stops_after_the_call_at_hand(app: Celery, consumer: Consumer, queue:
     subject.run()
 
     assert len(published(app)) == 1
-    assert queue.done == (["m-0"], ["m-1", "m-2"])
+    assert (queue.deleted, queue.given_back) == (["m-0"], ["m-1", "m-2"])
 
 
 def step_of(app: Celery) -> Subscribers:
@@ -352,13 +495,8 @@ def test_worker_does_not_start_for_a_task_that_would_run_twice(app: Celery, task
 
 def test_consumers_begin_and_end_with_the_worker(app: Celery, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread and a client for each queue, however many routes it has; a task or its name. A poll is waited for."""
-    asked, made = list[str](), list[Queue]()
+    asked, client = list[str](), Mock(return_value=queue)
     monkeypatch.setattr(queue, "receive_message", lambda **each: asked.append(each["QueueUrl"]) or {})  # type: ignore[func-returns-value]
-
-    def client() -> Any:
-        made.append(queue)
-        return queue
-
     tasks = {URL: ["charge", app.tasks["secret"]], f"{URL}-2": ["charge"]}
     consume(app, *(Route(queue=each, task=task) for each in tasks for task in tasks[each]), client=client)
     consume(app, Route(queue=URL, task="charge", when=lambda each: each.subject))
@@ -370,7 +508,7 @@ def test_consumers_begin_and_end_with_the_worker(app: Celery, queue: Queue, monk
     subject.stop(SimpleNamespace(app=app))
 
     assert not any(each.is_alive() for each in subject._threads)
-    assert len(made) == 2
+    assert client.call_count == 2
 
 
 def test_store_is_opened_before_forks_wait(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
