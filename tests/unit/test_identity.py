@@ -158,7 +158,7 @@ def test_message_published_again_keeps_all_that_it_came_with(shop: Shop, when: s
     shop.charge.apply_async((order,), **sent)
     (first,) = shop.published()
     if when == "conflict":
-        shop.store.before_swap = lambda new: shop.memory.swap(replace(new, owner="other", revision="other"), None)
+        shop.store.before_swap = lambda new: shop.memory.swap(replace(new, owner="other", revision="other"), None)  # type: ignore[assignment]
 
     assert redeliver(shop.app, first).state == "RETRY"
     (again,) = shop.published()
@@ -216,7 +216,7 @@ def test_before_start_and_receivers_of_signals_change_no_identity(shop: Shop) ->
 def test_unprotected_body_has_the_identity_of_its_call(shop: Shop) -> None:
     """In an outage as in the protected run after it, whatever the body has done to its arguments before it asks."""
     keys: list[str] = []
-    shop.does = lambda order, cents: (order.update(charge="c-1"), keys.append(current_attempt().effect_key("charge")))
+    shop.does = lambda order, cents: (order.update(charge="c-1"), keys.append(current_attempt().effect_key("charge")))  # type: ignore[func-returns-value]
     shop.charge = shop.task(Policy(on_outage="run"), name="t")
     shop.store.faults.extend(["request lost"] * 2)
     for _ in range(2):

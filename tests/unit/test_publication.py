@@ -25,9 +25,9 @@ NOW = 1_800_000_100_000
 QUEUED_FOR = 3_600_000
 LEASE = 60_000
 
-ASKED = {"task": "orders.charge", "task_id": "mine", "app": "shop", "process": "here:1:2"}
+ASKED: dict[str, Any] = {"task": "orders.charge", "task_id": "mine", "app": "shop", "process": "here:1:2"}
 OPERATION = Operation(identity=Identity("k", "f" * 64), policy=Policy(publish="once"), worker="", **ASKED)
-TIMES = {"lease_until": NOW + LEASE, "created_at": NOW, "updated_at": NOW}
+TIMES: dict[str, Any] = {"lease_until": NOW + LEASE, "created_at": NOW, "updated_at": NOW}
 FIRST = BLANK.but(key="k", status=Status.RELEASED, revision="new", fingerprint="f" * 64, **TIMES, **ASKED)
 """What is announced of a new operation: what a claim would say of it, without what only an attempt has."""
 

@@ -1,4 +1,4 @@
-"""What is encrypted at rest, what people see of it, and what happens without the key or after somebody tampered."""
+"""What is encrypted or not kept at all, what people see of it, and what happens without the key or after tampering."""
 
 import json
 import sys
@@ -9,20 +9,12 @@ import pytest
 from celery import Celery
 from cryptography.fernet import Fernet
 
-from celery_idempotent import (
-    InFlight,
-    OutcomeUnknown,
-    Policy,
-    PolicyError,
-    Record,
-    Status,
-    current_attempt,
-    resolve,
-    signals,
-)
+from celery_idempotent import Policy, PolicyError, Record, ReplayedFailure, Status, current_attempt, resolve
 from celery_idempotent.engine.search import Filter, found, looked_up
+from celery_idempotent.errors import InFlight, OutcomeUnknown
 from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.contents import ENCRYPTED, reveal
 from celery_idempotent.protocol.record import RecordUnreadable
 from celery_idempotent.stores.memory import MemoryStore
@@ -30,6 +22,7 @@ from tests.support import deliveries
 from tests.support.commands import run
 from tests.support.deliveries import Ended
 from tests.support.objects import large_results
+from tests.support.scene import raising
 from tests.support.web import a_page, a_program, text_of
 
 OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()
@@ -100,21 +93,15 @@ def test_nothing_that_was_said_is_kept_in_clear_and_all_ends_as_without_encrypti
 
 def test_signals_are_in_clear() -> None:
     """They are not at rest in the store; that of a verdict as every other."""
-    told: list[tuple[str, str]] = []
-
-    def hear(sender: Any, label: str, reason: str = "", **_: Any) -> None:
-        told.append((label, reason))
-
-    for each in (signals.claimed, signals.failed, signals.replayed, signals.verdict_given):
-        each.connect(hear)
     shop, doubtful = Shop(), Shop()
-    shop.end("failed")
-    shop.deliver(ORDER)
-    doubtful.end("unknown")
-    resolve(doubtful.record.key, rerun=True, app=doubtful.app)
+    with deliveries.signalled() as told:
+        shop.end("failed")
+        shop.deliver(ORDER)
+        doubtful.end("unknown")
+        resolve(doubtful.record.key, rerun=True, app=doubtful.app)
 
-    assert {label for label, _ in told} == {ORDER}
-    assert f"failed earlier: Declined: {SECRET}" in [reason for _, reason in told]
+    assert {about["label"] for _, about in told} == {ORDER}
+    assert f"failed earlier: Declined: {SECRET}" in [about.get("reason") for name, about in told if name == "replayed"]
 
 
 def test_large_results_are_encrypted_objects() -> None:
@@ -202,7 +189,6 @@ def test_begun_step_has_nothing_to_decrypt() -> None:
     shop, begun = Shop(), {"begun_at": 1, "attempt": 1, "content_type": ENCRYPTED}
     shop.end("released")
     shop.change(steps={**shop.record.steps, "other": begun})
-
     assert reveal(shop.around, shop.record).steps["other"] == begun
     assert shop.end("completed").value == ENDS["completed"]
 
@@ -245,10 +231,7 @@ def test_verdict_is_given_on_an_encrypted_record() -> None:
 
 
 def test_records_are_found_by_label() -> None:
-    """By all of it or its beginning: each label is decrypted and compared; one that cannot be is told, not passed over.
-
-    A label that only reads as encrypted refuses no search: an argument could else keep an operator from searching.
-    """
+    """By all of it or its beginning; what cannot be decrypted is told, and no label that only looks so stops it."""
     shop = Shop()
     for order in (ORDER, "other/7"):
         shop.end("completed", order)
@@ -303,33 +286,24 @@ def test_clear_text_is_no_result_where_encryption_is_required(end: str, large: b
         assert (repr(ended), demanding.runs) == (repr(first), [])
 
 
-def _bound(**settings: Any) -> Celery:
-    return deliveries.Shop(Policy("order_id"), **settings).app
-
-
-@pytest.mark.parametrize("keys", ["hunter2", []])
-def test_bad_key_is_refused_where_a_task_is_bound_and_where_a_worker_starts(keys: Any) -> None:
-    """The earliest moment there is, and after the setting has changed."""
-    app = _bound(idempotency_cipher=NEW)
-    app.conf.idempotency_cipher = keys
-    for refuse in (lambda: _bound(idempotency_cipher=keys), lambda: worker.check(app, "celery.concurrency.solo")):
+def test_bad_key_is_refused_where_a_task_is_bound_and_where_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The earliest moment there is, and after the setting has changed; a missing package with what installs it."""
+    app = Shop().app
+    app.conf.idempotency_cipher = "hunter2"
+    for refuse in (lambda: Shop("hunter2"), lambda: worker.check(app, "celery.concurrency.solo")):
         with pytest.raises(PolicyError, match="idempotency_cipher"):
             refuse()
-
-
-@pytest.mark.parametrize(("required", "keys"), [(True, None), ("yes", NEW), (None, NEW)], ids=["no key", "yes", "None"])
-def test_encryption_that_is_required_needs_keys(required: Any, keys: Any) -> None:
-    """Or all would be written in clear."""
-    with pytest.raises(PolicyError, match="idempotency_cipher_required="):
-        _bound(idempotency_cipher=keys, idempotency_cipher_required=required)
-
-
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what installs it."""
     monkeypatch.delitem(sys.modules, "celery_idempotent.stores.keyring", raising=False)
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(PolicyError, match=r"celery-idempotent\[cipher\]"):
-        _bound(idempotency_cipher=NEW)
+        Shop()
+
+
+@pytest.mark.parametrize(("required", "keys"), [(True, None), ("yes", "NEW")])
+def test_encryption_that_is_required_needs_keys(required: Any, keys: Any) -> None:
+    """Or all would be written in clear."""
+    with pytest.raises(PolicyError, match="idempotency_cipher_required="):
+        Shop(keys and NEW, idempotency_cipher_required=required)
 
 
 @pytest.mark.parametrize("namespace", ["", "CELERY"])
@@ -340,3 +314,63 @@ def test_reports_hide_the_keys(namespace: str) -> None:
 
     assert NEW not in app.conf.humanize(with_defaults=False)
     assert NEW not in str(app.conf.table(with_defaults=True))
+
+
+def _private(body: Any = lambda order_id, cents: SECRET, **policy: Any) -> deliveries.Shop:
+    shop = deliveries.Shop(Policy("order_id", private=True, **policy), result_serializer="json")
+    shop.does = body
+    return shop
+
+
+@pytest.mark.parametrize("value", [SECRET, object()])
+def test_first_caller_of_a_private_task_gets_the_value_and_a_replay_none(
+    value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is a choice and no loss, also of what cannot be encoded: nobody is told of an error."""
+    shop = _private(lambda order_id, cents: value)
+    first, second = (shop.deliver("o") for _ in range(2))
+    if value == SECRET:
+        assert first.value == SECRET
+    record = shop.record
+    assert (second.value, record.status, record.result, record.error) == (None, Status.COMPLETED, "null", None)
+    assert "result_dropped" not in caplog.text
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
+def test_none_is_kept_of_a_private_result_in_every_serialiser(serializer: str) -> None:
+    """A reader of the record finds a result like any other."""
+    accepted = frozenset({"application/json", "application/x-python-serialize", "application/x-yaml"})
+    codec = Codec(serializer, accepted, private=True)
+    kept = codec.keep_outcome(SECRET)
+    assert (kept.value, kept.lost) == (SECRET, None)
+    assert kept.encoded is not None
+    assert codec.decode(kept.encoded) is None
+
+
+def test_private_steps_keep_their_results_and_failures_their_type() -> None:
+    """The next attempt needs the one; the other is told by its type, which is no result."""
+
+    def body(order_id: str, cents: int) -> str:
+        value = current_attempt().step("charge", lambda step: SECRET)
+        if current_attempt().number == 1:
+            raise RuntimeError
+        return value
+
+    shop = _private(body)
+    assert (shop.deliver("o").state, SECRET in repr(shop.record.steps)) == ("FAILURE", True)
+    assert shop.deliver("o").value == SECRET
+    shop = _private(raising(LookupError("declined")), remember=(LookupError,))
+    assert [type(shop.deliver("o").value) for _ in range(2)] == [LookupError, ReplayedFailure]
+    assert "declined" not in repr(shop.record)
+
+
+def test_what_goes_on_from_a_private_replay_goes_on_with_none() -> None:
+    """A link of a duplicate, and a publisher of what is done."""
+    shop = _private(publish="once")
+    for _ in range(2):
+        shop.deliver("o", request={"callbacks": [shop.app.signature("next")]})
+    assert [message.payload[0] for message in shop.published()] == [[SECRET], [None]]
+    result: Any = shop.charge.delay("o")
+    assert (result.state, result.get(), shop.published()) == ("SUCCESS", None, [])
+    with pytest.raises(PolicyError, match="private='no'"):
+        Policy(private="no")  # type: ignore[arg-type]
