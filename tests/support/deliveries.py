@@ -42,15 +42,7 @@ class Ended:
 
 
 def deliver(task: Task, *args: Any, task_id: str | None = None, request: Any = None, **kwargs: Any) -> Ended:
-    """Deliver one message of ``task`` to this process, as a pool process would execute it.
-
-    Args:
-        task: The task.
-        args: Its positional arguments.
-        task_id: Its id; a new one by default.
-        request: Further fields of the message, ``headers`` among them.
-        kwargs: Its keyword arguments.
-    """
+    """Deliver one message of ``task``, as a pool process would execute it; ``request`` adds fields of the message."""
     task_id = task_id or str(uuid4())
     fields = {
         "id": task_id,
@@ -102,44 +94,31 @@ def published(app: Celery, queue: str | None = None) -> list[Any]:
     return found
 
 
+def _counted(name: str) -> Any:
+    """A request to a store that counts it, and raises what is planned for it."""
+
+    def ask(self: Any, *args: Any, **selected: Any) -> Any:
+        self.asked.append(name)
+        if name in self.away:
+            raise self.away[name]
+        return getattr(FaultyStore, name)(self, *args, **selected)
+
+    return ask
+
+
 class CountedStore(FaultyStore):
     """A faulty store that counts all requests and can be away."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.asked: list[str] = []
-        self.away: dict[str, Exception] = {}
-        """What a request raises, by its name: swap, get, scan, delete."""
+        self.away: dict[str, Exception] = {}  # what a request raises, by its name
 
-    def swap(self, new: Record, expected: str | None) -> Record | None:
-        self._ask("swap")
-        return super().swap(new, expected)
-
-    def get(self, key: str) -> Record | None:
-        self._ask("get")
-        return super().get(key)
-
-    def scan(self, **selected: Any) -> Iterator[Record]:
-        self._ask("scan")
-        return super().scan(**selected)
-
-    def delete(self, key: str, expected: str) -> bool:
-        self._ask("delete")
-        return super().delete(key, expected)
-
-    def _ask(self, request: str) -> None:
-        self.asked.append(request)
-        if request in self.away:
-            raise self.away[request]
+    swap, get, scan, delete = map(_counted, ("swap", "get", "scan", "delete"))
 
 
 class Shop:
-    """An app in memory with the task ``charge``, which notes its calls and does what a test says.
-
-    Args:
-        policy: The task's.
-        settings: Of the app; ``idempotency_store`` replaces the store in memory that is counted and has a clock.
-    """
+    """An app in memory with the task ``charge``, which notes its calls and does what a test says."""
 
     def __init__(self, policy: Policy | None = None, **settings: Any) -> None:
         self.clock = FakeClock()

@@ -25,6 +25,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults
 from celery_idempotent.stores.wrappers import Offloading
 from celery_idempotent.testing import FakeClock, FaultyStore
+from celery_idempotent.testing.scenarios import WorkerDied
 
 JSON = Codec("json", frozenset({"application/json"}))
 
@@ -33,16 +34,13 @@ DECLARED = {"sms": AtMostOnce(), "*": AtLeastOnce()}
 """What a scene's policy says of steps, unless it says something else."""
 
 
-class Again(Exception):
-    """Stands for Celery's Retry."""
+class Again(Exception): ...  # stands for Celery's Retry
 
 
-class Elsewhere(Exception):
-    """Stands for Celery's Ignore and Reject."""
+class Elsewhere(Exception): ...  # stands for Celery's Ignore and Reject
 
 
-class SoftTimeLimit(Exception):
-    """Stands for billiard's, which a signal raises wherever the main thread is."""
+class SoftTimeLimit(Exception): ...  # stands for billiard's, which a signal raises wherever the main thread is
 
 
 Swap = Callable[[], Record | None]
@@ -127,7 +125,6 @@ class Scene:
         self.large: LargeResults | None = None
         self.until = inf
         self.runs = 0
-        #: The calls of :meth:`call`.
         self.calls: list[Step | None] = []
 
     def plan(self, moment: str, *faults: str | Callable[[Swap], Record | None]) -> None:
@@ -175,18 +172,10 @@ class Scene:
 
     def delivery(self, fingerprint: str = "f", **policy: Any) -> Delivery:
         """The next one."""
-        return self.delivery_of(an_operation("k", fingerprint, **policy))
-
-    def delivery_of(self, operation: Operation) -> Delivery:
-        """One of another operation."""
-        control = ControlFlow((Again,), (Elsewhere,))
-        given = (operation, self.around, self.codec, self.heartbeat, control, self.tell, self.clock)
+        store: Any = self.store if self.large is None else Offloading(self.store, self.large)
+        operation, control = an_operation("k", fingerprint, **policy), ControlFlow((Again,), (Elsewhere,))
+        given = (operation, store, self.codec, self.heartbeat, control, self.tell, self.clock)
         return Delivery(*given, until=self.until)
-
-    @property
-    def around(self) -> Any:
-        """The store, with a place for large results around it if there is one."""
-        return self.store if self.large is None else Offloading(self.store, self.large)
 
     def _counted(self, body: Callable[[Claim | None], Any]) -> Callable[[Claim | None], Any]:
         def counted(attempt: Claim | None) -> Any:
@@ -231,15 +220,12 @@ class Scene:
     def abandon(self, body: Callable[[ProtectedAttempt], Any] = lambda handle: None) -> None:
         """Leave a claim behind whose worker died at the end of ``body``, and let its lease pass."""
 
-        class Killed(BaseException):
-            pass
-
         def die(handle: ProtectedAttempt) -> None:
             body(handle)
-            self.store.before_swap = lambda record: (_ for _ in ()).throw(Killed)
-            raise Killed
+            self.store.before_swap = raising(WorkerDied())
+            raise WorkerDied
 
-        with pytest.raises(Killed):
+        with pytest.raises(WorkerDied):
             self.perform(die)
         self.store.before_swap = lambda record: None
         self.clock.advance(61_000)

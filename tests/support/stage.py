@@ -14,18 +14,10 @@ from celery import Task
 
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, from_plain
-from celery_idempotent.protocol.store import (
-    CommittingStore,
-    OutboxMessage,
-    Store,
-    Transaction,
-    TransactionalStore,
-)
+from celery_idempotent.protocol.store import CommittingStore, OutboxMessage, Store, Transaction, TransactionalStore
 from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.scenarios import WorkerDied
 from tests.support.deliveries import Ended, deliver
-
-__all__ = ["LEASE_AND_GRACE", "Play", "Stage", "StagedStore"]
 
 T = TypeVar("T")
 
@@ -110,23 +102,13 @@ class _StagedTransaction:
         self._transaction.rollback()  # of a dead worker, the database itself does it
 
 
-def _handed_on(name: str) -> Any:
-    """A method of the outbox behind."""
-    return lambda self, *args: getattr(self.store, name)(*args)
-
-
-def _asked_for(name: str) -> Any:
+def _outbox(name: str) -> Any:
     """A method of the outbox behind, which is a point of the stage, such as ``give back``."""
     return lambda self, *args: self._stage.ask(name.replace("_", " "), lambda: getattr(self.store, name)(*args))
 
 
 class StagedStore(StoreWrapper):
-    """A store whose every write is a point of the stage, and whose clock is the stage's.
-
-    Args:
-        store: The store behind, which offers what is asked of this one.
-        stage: The stage.
-    """
+    """A store whose every write is a point of the stage (``claim``, ``begin NAME``), and whose clock is the stage's."""
 
     def __init__(self, store: Store, stage: Stage) -> None:
         super().__init__(store)
@@ -135,17 +117,14 @@ class StagedStore(StoreWrapper):
         setattr(store, "now", lambda: now() + stage.ahead)  # noqa: B010 - it is a method
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`; the points are ``claim``, ``begin NAME`` and so on."""
         return self._stage.ask(self._point_of(new), lambda: self.store.swap(new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; the point ``commit``."""
         assert isinstance(self.store, CommittingStore)
         committing = self.store
         return self._stage.ask("commit", lambda: committing.swap_with(new, expected, writes))
 
     def begin(self, using: Any = None) -> Transaction:
-        """See :meth:`celery_idempotent.stores.TransactionalStore.begin`; ``transaction`` and points within."""
         assert isinstance(self.store, TransactionalStore)
         transactional, begun = self.store, list[Transaction]()
         try:
@@ -156,8 +135,8 @@ class StagedStore(StoreWrapper):
             raise
         return _StagedTransaction(begun[0], self._stage)
 
-    enqueue, waiting = _handed_on("enqueue"), _handed_on("waiting")
-    take, forget, give_back, postpone = map(_asked_for, ("take", "forget", "give_back", "postpone"))
+    enqueue, waiting, take, forget = map(_outbox, ("enqueue", "waiting", "take", "forget"))
+    give_back, postpone = map(_outbox, ("give_back", "postpone"))
 
     def _point_of(self, new: Record) -> str:
         if new.status is not Status.IN_PROGRESS:
@@ -172,13 +151,7 @@ class StagedStore(StoreWrapper):
 
 
 class Play:
-    """Deliveries of one message of ``task`` by workers that may die, and one duplicate at the end.
-
-    Args:
-        stage: Where they die.
-        task: The task.
-        args: Its arguments.
-    """
+    """Deliveries of one message of ``task`` by workers that may die, and one duplicate at the end."""
 
     def __init__(self, stage: Stage, task: Task, *args: Any) -> None:
         self.stage = stage

@@ -1,4 +1,4 @@
-"""Steps and commits in a body: what is done once, what is remembered, and what a crash leaves behind."""
+"""Steps and commits in a body: what is done once and remembered, what a crash leaves, and bodies without a claim."""
 
 import threading
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 
+from celery_idempotent import AtMostOnce, Policy, current_attempt
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.delivery import Outcome
 from celery_idempotent.engine.transaction import derived_id
@@ -28,19 +29,12 @@ from celery_idempotent.protocol.steps import Step
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
-from tests.support.deliveries import published
+from tests.support.deliveries import Shop, deliver, published
 from tests.support.scene import Again, Scene, raising
 
-
-class Declined(Exception):
-    pass
-
-
-def _never(_: object) -> Any:
-    pytest.fail("this was not to be called")
-
-
+Declined = type("Declined", (Exception,), {})
 Call = Callable[[Step], Any]
+_never: Call = raising(AssertionError("this was not to be called"))
 WRITES = [{"Put": {"TableName": "stock", "Item": {"sku": "a"}}}]
 
 
@@ -61,7 +55,6 @@ def test_steps_are_known_by_their_names_and_done_once(scene: Scene) -> None:
 
     scene.abandon(body("a", "b"))
     scene.abandon(lambda handle: scene.call(Step("c", handle.effect_key("c"), handle.fencing_token)))
-
     assert scene.perform(body("c", "b", "a")) == Outcome(["receipt 4", "receipt 2", "receipt 1"])
     assert [step and step.name for step in scene.calls] == ["a", "b", "c", "c"]
     dead, done = scene.calls[2:]
@@ -111,7 +104,6 @@ def test_call_that_had_no_effect_says_so(scene: Scene, error: Exception) -> None
     assert scene.answer(lambda: scene.perform(_step("sms", raising(error)), on_takeover="refuse")) is type(error)
     assert (scene.status, scene.record.steps) == (Status.RELEASED, {})
     assert scene.perform(_step("sms", scene.call), on_takeover="refuse") == Outcome("receipt 1")
-
     earlier, within_a_minute = Scene(), {"sms": Keyed(window=60, on_takeover="refuse")}
     for call in (_timing_out(earlier), raising(error)):
         with pytest.raises((TimeoutError, type(error))):
@@ -120,28 +112,18 @@ def test_call_that_had_no_effect_says_so(scene: Scene, error: Exception) -> None
 
 
 def test_name_is_used_once_per_attempt_unless_its_call_raised(scene: Scene) -> None:
-    """A loop over one name would get the first result for all; a body may catch what a call raised, and try again."""
-
-    def patient(handle: ProtectedAttempt) -> Any:
-        with pytest.raises(TimeoutError):
-            handle.step("charge", _timing_out(scene))
-        return handle.step("charge", scene.call)
-
-    with pytest.raises(PolicyError, match="name"):
-        scene.perform(lambda handle: [handle.step("mail", scene.call) for _ in range(2)])
-    assert Scene().perform(patient) == Outcome("receipt 3")
-
-
-def test_concurrent_steps_of_one_name_are_one(scene: Scene) -> None:
-    """While a step is being made, a second of its name is refused."""
+    """A loop would get the first result for all, a thread none yet; a body may catch what a call raised, and go on."""
     refused: list[object] = []
 
-    def racing(handle: ProtectedAttempt) -> None:
+    def racing(handle: ProtectedAttempt) -> Any:
+        with pytest.raises(TimeoutError):
+            handle.step("mail", _timing_out(scene))
         second = threading.Thread(target=lambda: refused.append(scene.answer(lambda: handle.step("mail", _never))))
-        handle.step("mail", lambda step: (second.start(), second.join())[0])  # type: ignore[func-returns-value]
+        made = handle.step("mail", lambda step: (second.start(), second.join(), scene.call())[2])  # type: ignore[func-returns-value]
+        refused.append(scene.answer(lambda: handle.step("mail", _never)))
+        return made
 
-    scene.perform(racing)
-    assert refused == [PolicyError]
+    assert (scene.perform(racing), refused) == (Outcome("receipt 2"), [PolicyError] * 2)
 
 
 def test_steps_of_several_threads_are_all_recorded(scene: Scene) -> None:
@@ -374,28 +356,79 @@ def test_call_within_a_body_knows_what_the_bodys_attempt_is(scene: Scene) -> Non
     assert seen == [[key, True, 2, token] for key in ("k", "called", "within")]
 
 
-def test_effects_inside_before_effects_are_refused(scene: Scene) -> None:
-    """The library holds the author to the word where it can."""
+@pytest.mark.parametrize("call", [None, lambda step: "charged", raising(LookupError())])
+def test_before_effects_is_refused_around_and_after_an_effect(scene: Scene, call: Call | None) -> None:
+    """The library holds the author to the word: also after an effect that failed, as it may have happened."""
 
     def body(handle: ProtectedAttempt) -> None:
-        uses = (lambda: handle.step("charge", _never), lambda: handle.commit(1, []), handle.transaction)
+        if call:
+            scene.answer(lambda: handle.step("charge", call))
         with handle.before_effects():
-            for use in uses:
+            assert call is None
+            for use in (lambda: handle.step("charge", _never), lambda: handle.commit(1, []), handle.transaction):
                 with pytest.raises(PolicyError, match=r"inside before_effects\(\)"):
                     use()
 
-    scene.perform(body, on_takeover="refuse")
+    ended = scene.answer(lambda: scene.perform(body, on_takeover="refuse"))
+    assert (ended, scene.status) == ((PolicyError, Status.FAILED) if call else (None, Status.COMPLETED))
 
 
-@pytest.mark.parametrize("call", [lambda step: "charged", raising(LookupError())])
-def test_before_effects_after_an_effect_is_refused(scene: Scene, call: Call) -> None:
-    """Also after one that failed: it may have happened. What it raises there is no word that nothing began."""
+def test_step_is_made_with_the_key_of_a_delivery() -> None:
+    """So a receiver that honours keys recognises it; every call makes it again, as a function does."""
+    shop, seen = Shop(), list[Step]()
+    shop.does = lambda *_: current_attempt().step("charge", seen.append)
+    for call in (shop.charge, shop.charge, shop.deliver):
+        call("o-1")
+    assert len({each.key for each in seen}) == 1
+    assert [each.fencing_token > 0 for each in seen] == [False, False, True]
 
-    def body(handle: ProtectedAttempt) -> None:
-        scene.answer(lambda: handle.step("charge", call))
-        with handle.before_effects():
-            raise AssertionError
 
-    with pytest.raises(PolicyError, match="after an effect"):
-        scene.perform(body, on_takeover="refuse")
-    assert scene.status is Status.FAILED
+def test_tools_of_an_attempt_do_what_they_can_without_a_record() -> None:
+    """A block is a block, a step at most once is made all the same, a fenced one has the smallest token of all."""
+    shop, calls = Shop(Policy(mode="off", effects={"text": AtMostOnce()})), list[Any]()
+
+    def body(*_: Any) -> str:
+        attempt = current_attempt()
+        with attempt.before_effects():
+            calls.append("checked")
+        attempt.step("text", lambda step: calls.append("sent"))
+        return str(
+            attempt.fenced_step(
+                "index",
+                fence=lambda step: calls.append(step.fencing_token),
+                probe=lambda step: calls.append("probe"),
+                act=lambda step: "entry",
+            )
+        )
+
+    shop.does = body
+    assert shop.deliver("o-1").value == "entry"
+    assert (calls, [*shop.memory.scan()]) == (["checked", "sent", 0, "probe"], [])
+
+
+def test_follow_up_is_published_under_the_id_of_a_delivery() -> None:
+    """A duplicate of it is recognised, whoever published it."""
+    shop = Shop()
+    receipt = shop.task(body=lambda order_id: None, name="receipt")
+    shop.does = lambda order_id, cents: current_attempt().send("receipt", receipt, order_id)
+    ids = [shop.charge("o-1"), shop.deliver("o-1").value]
+    shop.does = lambda order_id, cents: current_attempt().send("receipt", receipt.s(order_id))
+    ids.append(shop.charge("o-2"))
+    assert ids[0] == ids[1]
+    published = [(message.headers["id"], message.payload[0]) for message in shop.published()]
+    assert published == [(ids[0], ["o-1"]), (ids[1], ["o-1"]), (ids[2], ["o-2"])]
+
+
+@pytest.mark.parametrize("policy", [Policy(on_outage="run"), Policy(mode="observe")], ids=["outage", "observed"])
+def test_what_needs_a_record_is_refused_where_there_is_none(policy: Policy) -> None:
+    """Effects without a record would not be exactly once; a step has its effect all the same."""
+    shop = Shop(policy)
+    commits = shop.task(policy, lambda: current_attempt().commit(current_attempt().number, [{"Put": {}}]), "commits")
+    shop.does = lambda *_: current_attempt().step("charge", lambda step: "ch_1")
+    if policy.mode == "observe":
+        assert deliver(commits).value == 1
+    else:
+        shop.store.away["swap"] = StoreUnavailable("store", "swap", "down")
+    assert [shop.deliver("o-1").value for _ in range(2)] == ["ch_1", "ch_1"]
+    assert isinstance(deliver(commits).value, PolicyError)
+    assert len(shop.memory.committed) == (policy.mode == "observe")

@@ -89,7 +89,6 @@ class Claims:
 
     def fail(self, times: int = FAILURES, error: Exception = DOWN, key: str = "") -> None:
         """So many claims that end with an error."""
-
         self.answer = raising(error)
         for _ in range(times):
             with pytest.raises(type(error)):
@@ -106,7 +105,6 @@ def test_a_store_that_does_not_answer_is_asked_no_more(caplog: pytest.LogCapture
     claims.fail(1)  # a trial
     claims.clock.advance(2_000)
     assert (claims.ask(), claims.breaker.is_open, claims.sent) == ("an answer", False, FAILURES + 2)
-
     opened, closed = map(unlinked, caplog.messages)
     assert opened.startswith("event=idempotency.store_circuit_opened store=memory:// failures=5 next_try_in=")
     assert opened.endswith("reason=down")
@@ -138,7 +136,7 @@ def test_what_ends_a_trial(error: Exception, is_open: bool) -> None:
 
 
 def test_one_of_many_threads_tries() -> None:
-    """The others do not wait for it."""
+    """The others do not wait for it; another process begins anew, as what a fork has copied is its parent's."""
     claims = Claims()
     claims.fail()
     claims.clock.advance(1_000)
@@ -151,11 +149,6 @@ def test_one_of_many_threads_tries() -> None:
 
     claims.answer = meanwhile
     assert (claims.ask(), claims.sent, claims.breaker.is_open) == ("an answer", FAILURES + 1, False)
-
-
-def test_another_process_begins_anew() -> None:
-    """What a fork has copied is its parent's."""
-    claims = Claims()
     claims.fail()
     claims.breaker._process = -1
     assert claims.ask() == "an answer"
@@ -180,7 +173,6 @@ class Outage(Shop):
         return runtime_of(self.app).opened.breaker
 
     def deliver_many(self, count: int) -> list[Ended]:
-        """So many messages."""
         return [self.deliver(str(number)) for number in range(count)]
 
 
@@ -197,7 +189,6 @@ def test_a_backlog_is_postponed_in_silence(shop: Outage, caplog: pytest.LogCaptu
     assert levels == {"WARNING": FAILURES - 1, "DEBUG": 100 - FAILURES + 1}
     assert len(shop.store.asked) == 2 * FAILURES, "a claim asks twice"
     assert [name for name, _ in told] == ["store_unavailable"] * len(shop.published())
-
     shop.store.away = {}
     shop.breaker._circuit = Open(0, 0)
     assert {ended.value for ended in shop.deliver_many(100)} == {"charged 1"}
@@ -214,19 +205,13 @@ def test_process_without_an_answer_does_not_eat_the_queue(shop: Outage) -> None:
     assert shop.pauses[-1] == 2, "a shutdown waits for it"
 
 
-@pytest.mark.parametrize("limit", ["of the task", "of the message"])
-def test_pause_is_over_long_before_a_hard_time_limit(shop: Outage, limit: str) -> None:
-    """What it kills is acknowledged: a message that nobody has run would be lost."""
+def test_pause_ends_with_or_before_a_time_limit(shop: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a hard one kills is acknowledged, so the message would be lost; a soft one postpones it."""
     shop.breaker._circuit = TRYING
-    request = {"timelimit": [3, None]} if limit == "of the message" else {}
-    if limit == "of the task":
-        shop.charge.time_limit = 3
-    assert shop.deliver("1", request=request).state == "RETRY"
-    assert shop.pauses == [1.5]
-
-
-def test_soft_time_limit_that_strikes_in_the_pause_ends_it(shop: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has run that could fail: the message is postponed, as any other in an outage."""
+    shop.deliver("1", request={"timelimit": [3, None]})
+    shop.charge.time_limit = 3
+    shop.deliver("2")
+    assert shop.pauses == [1.5, 1.5]
     monkeypatch.setattr(SLEEP, raising(SoftTimeLimitExceeded()))
     assert {each.state for each in shop.deliver_many(FAILURES + 1)} == {"RETRY"}
 

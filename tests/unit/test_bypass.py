@@ -96,7 +96,6 @@ def test_recursion_and_function_calls_go_through_a_call_of_the_authors(shop: Sho
     shop.does = down
     task = shop.task(name="t", base=Twice)
     expected = [task.idempotency_key_for(n) for n in (2, 1, 0, 0, 1, 0, 0)]
-
     assert deliver(task, 2).value == 3
     assert keys == expected
     assert task(1) == 1
@@ -168,7 +167,6 @@ def test_a_request_that_serves_many_messages_is_each_time_that_of_its_message(sh
     assert shop.charge(1) == 1
     request.update(args=[2], properties={}, id=second)
     assert shop.charge(2) == 2
-
     note_list(request)
     noted = arrival_of(request)
     note_list(request)
@@ -182,7 +180,6 @@ def test_request_class_of_the_users_is_kept(shop: Shop) -> None:
     own = shop.task(name="own", Request=my_request)
     shop.charge.delay("o-1")
     (message,) = shop.published()
-
     assert shop.charge.Request == "celery_idempotent.integration.task.requests:IdempotentRequest"
     assert issubclass(own.Request, my_request)
     for each in (message, task_message_from_sig(shop.app, shop.charge.s("o-1"))):
@@ -207,7 +204,6 @@ def test_two_services_on_one_store_are_kept_apart_by_a_namespace() -> None:
         shop.app.main, shop.does = name, lambda *_: name  # noqa: B023
         results[name] = shop.deliver("o-1").value
         assert shop.charge.idempotency_key_for("o-1").startswith(f"{name}:charge:1:")
-
     assert results == {"shop": "shop", "depot": "depot"}
     assert {record.app for record in store.scan()} == {"shop", "depot"}
 
@@ -230,7 +226,6 @@ def test_each_item_is_an_operation(shop: Shop) -> None:
         assert shop.redeliver()[0].value == ["charged o-1", "charged o-2"]
     assert shop.deliver("o-1").value == "charged o-1"
     assert shop.runs == ["o-1", "o-2"]
-
     # A key of an item, or none: the one of a whole list would be every item's, or nobody's.
     keyed = shop.task(Policy("order_id"), name="keyed")
     assert isinstance(deliver(shop.app.tasks["celery.map"], keyed.s(), [None]).value, KeyMissing)

@@ -23,9 +23,7 @@ ONE, TWO = Encoded("1", "application/json"), Encoded("2", "application/json")
 UNSEEN = ("reply lost", "request lost")
 """A write that landed, of which nobody has heard."""
 
-Act = Callable[[Claim], object]
-
-ENDS: list[Act] = [
+ENDS: list[Callable[[Claim], object]] = [
     lambda claim: claim.complete(ONE),
     lambda claim: claim.fail(None, "boom"),
     lambda claim: claim.release(),
@@ -168,7 +166,6 @@ def test_late_reply_leaves_what_is_left_of_the_lease(scene: Scene) -> None:
     scene.clock.on_sleep = lambda seconds: scene.clock.advance(LEASE // 2 - round(seconds * 1000))
     attempt.finish_step("charge", Finished(ONE))
     scene.store.swaps.clear()
-
     for more, asked in ((LEASE // 2 - 1, 0), (1, 1)):
         scene.clock.advance(more)
         attempt.ensure_owned()
@@ -311,7 +308,6 @@ def test_zombie_that_knows_of_its_loss_asks_no_more(scene: Scene, is_completed: 
         successor.complete(TWO)
     stale.renew()
     scene.store.swaps.clear()
-
     stale.renew()
     for ask in (stale.ensure_owned, lambda: stale.begin_step("sms")):
         with pytest.raises(LeaseLost):
@@ -324,7 +320,7 @@ def test_zombie_that_knows_of_its_loss_asks_no_more(scene: Scene, is_completed: 
 @pytest.mark.parametrize(
     "write", [ENDS[0], ENDS[2], lambda claim: claim.ensure_owned(), lambda claim: claim.finish_step("a", Finished(ONE))]
 )
-def test_vanished_record_is_written_again_by_its_living_owner(scene: Scene, write: Act) -> None:
+def test_vanished_record_is_written_again_by_its_living_owner(scene: Scene, write: Any) -> None:
     """But not by the heartbeat: it may be invisible from another connection only, which is no loss."""
     attempt = claimed(scene)
     attempt.begin_step("sms")
@@ -333,14 +329,13 @@ def test_vanished_record_is_written_again_by_its_living_owner(scene: Scene, writ
     attempt.renew()
     assert (scene.status, attempt.is_over) == (None, False)
     scene.clock.advance(LEASE)
-
     write(attempt)
     assert (scene.record.owner, scene.record.fencing_token) == (written.owner, written.fencing_token)
     assert "sms" in scene.record.steps or scene.status is Status.COMPLETED
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_attempt_ends_once(scene: Scene, end: Act) -> None:
+def test_attempt_ends_once(scene: Scene, end: Any) -> None:
     """What struck after the end may have it made again; nothing else is written, also by a late heartbeat."""
     judged = {"action": "rerun", "kept_until": scene.clock.now() + 10 * RETAIN}  # which an outcome outlasts
     released = a_record().but(key="k", fingerprint=None, status=Status.RELEASED, verdict=judged, lease_until=0)
@@ -348,7 +343,6 @@ def test_attempt_ends_once(scene: Scene, end: Act) -> None:
     attempt = claimed(scene)
     assert (end(attempt), attempt.is_over) == (Written(), True)
     before = scene.record
-
     scene.clock.advance(5_000)
     assert end(attempt) == Written()
     attempt.renew()

@@ -221,7 +221,6 @@ def test_what_a_delivery_meets(
         scene.events.clear()
         scene.store.swaps.clear()
         scene.runs = 0
-
     assert enforced.answer(lambda: enforced.run(lambda claim: "mine", **policy)) == answer
     assert (enforced.status, enforced.told, len(enforced.store.swaps)) == (status, told, writes)
     assert enforced.runs == (answer == "mine")

@@ -53,7 +53,6 @@ def test_missing_credentials_and_region_are_configuration(monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, "/nonexistent")
-
     for store, missing in ((DynamoDBStore("t", region="eu-west-1"), "credentials"), (DynamoDBStore("t"), "region")):
         with pytest.raises(StoreMisconfigured, match=missing):
             store.swap(a_record(), None)
@@ -74,7 +73,6 @@ def test_scan_reads_every_page(server: Stubber, store: DynamoDBStore) -> None:
     for found, last, first in ((items[:2], keys[0], None), ([], keys[1], keys[0]), (items[2:], None, keys[1])):
         page = {"Items": found, **({"LastEvaluatedKey": last} if last else {})}
         server.add_response("scan", page, {**filtered, **({"ExclusiveStartKey": first} if first else {})})
-
     assert list(store.scan(status=Status.IN_PROGRESS)) == records
 
 
@@ -181,7 +179,6 @@ def test_commit_without_a_certain_answer_is_an_outage(
 ) -> None:
     """Asking again tells; and of a transaction, which has no IAM action of its own, only AWS knows what it needs."""
     server.add_client_error("transact_write_items", code, message)
-
     kind, text = _outcome(store)
     assert (kind, message in text, "dynamodb:TransactWriteItems" in text) == (error, True, False)
 
@@ -286,7 +283,6 @@ def test_signature_is_botocores(
             now = time.gmtime(at)
             patched.setattr("celery_idempotent.stores.dynamodb.direct.time.gmtime", lambda now=now: now)
             date, authorization = signature.headers(body).values()
-
         sent = AWSRequest("POST", url, {**headers, **signature.token, "X-Amz-Date": date}, body)
         sent.context["timestamp"] = date
         theirs = auth.signature(auth.string_to_sign(sent, auth.canonical_request(sent)), sent)

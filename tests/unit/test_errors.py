@@ -117,7 +117,6 @@ def test_a_traceback_of_a_body_shows_at_most_six_frames_of_ours(is_task: bool) -
     function = idempotent(Policy(), app=shop.app, name="decline")(shop.does)
     with pytest.raises(ValueError, match="declined") as raised:
         shop.charge.apply(("o",), throw=True) if is_task else function()
-
     frames = [each.name for each in traceback.extract_tb(raised.tb) if each.filename.startswith(OURS)]
     frames = [each for each in frames if each != "apply"]  # of this test: a worker calls the task itself
     assert 0 < len(frames) <= 6, frames

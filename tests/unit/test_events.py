@@ -141,7 +141,6 @@ def test_two_services_that_share_a_task_name_are_told_loudly_once(publish: Any, 
         for task in (of_shop, of_shop, of_an_app_without_a_name):
             deliver(task, order)
     assert "another_app" not in caplog.text
-
     for order in ("o-1", "o-2"):
         of_billing.delay(order) if publish == "once" else deliver(of_billing, order)
     (line,) = [each for each in caplog.records if "idempotency.another_app" in each.getMessage()]

@@ -93,7 +93,6 @@ def test_two_threads_renew_all_that_outlive_a_third_of_their_leases(store: Fault
         beats.stop(brief)
     for number in range(20):
         beats.start(_attempt(store, f"k{number}"))
-
     wait_until(lambda: all(_held(store, f"k{number}") for number in range(20)), "they are held")
     _stop_all(beats)
     wait_until(lambda: threads() == before + 2, "only the two that watch are left")
@@ -148,21 +147,6 @@ def test_attempt_whose_start_is_struck_costs_the_next_no_renewal(store: FaultySt
     assert beats._sleeps_until == beats._beats[following].due
 
 
-def test_a_renewal_waits_for_no_other(store: FaultyStore, beats: Heartbeat) -> None:
-    """64 renewals are under way together: none is answered before the last one has been asked for."""
-    together, renewed = threading.Barrier(64), set[str]()
-    attempts = [_attempt(store, f"k{number}", lease=3_000) for number in range(64)]
-
-    def wait_for_all(record: Record) -> None:
-        together.wait(30)
-        renewed.add(record.key)
-
-    store.before_swap = wait_for_all
-    for attempt in attempts:
-        beats.start(attempt)
-    wait_until(lambda: len(renewed) == 64, "all were asked for")
-
-
 def _hang(store: FaultyStore, *keys: str) -> tuple[Counter[str], Callable[[], None]]:
     """Let requests about some keys hang; how many there were of each, and what ends it."""
     is_over, requests = threading.Event(), Counter[str]()
@@ -177,13 +161,15 @@ def _hang(store: FaultyStore, *keys: str) -> tuple[Counter[str], Callable[[], No
 
 
 def test_a_renewal_that_hangs_costs_no_other_key_its_lease(store: FaultyStore, beats: Heartbeat) -> None:
-    """Two keys are on a shard that answers nothing; ten others are renewed on and on."""
-    attempts = [_attempt(store, f"k{number}") for number in range(12)]
-    requests, end = _hang(store, "k0", "k1")
+    """Sixty keys are on a shard that answers nothing, and none waits for another; ten others are renewed on and on."""
+    attempts = [_attempt(store, f"k{number}") for number in range(70)]
+    hung = {f"k{number}": 1 for number in range(60)}
+    requests, end = _hang(store, *hung)
     for attempt in attempts:
         beats.start(attempt)
-    wait_until(lambda: all(_held(store, f"k{number}") for number in range(2, 12)), "the others are held")
-    assert requests == {"k0": 1, "k1": 1}, "an attempt has one renewal under way at most"
+    wait_until(lambda: all(_held(store, f"k{number}") for number in range(60, 70)), "the others are held")
+    wait_until(lambda: requests == hung, "all were asked for")
+    assert requests == hung, "an attempt has one renewal under way at most"
     _stop_all(beats)
     end()
 
@@ -200,7 +186,6 @@ def test_a_body_may_end_while_its_renewal_is_under_way(store: FaultyStore, beats
     beats.stop(attempt)
     end()
     body.join()
-
     assert outcomes == [Written()]
     asked = len(store.swaps)
     wait_until(lambda: _renewals(store, "watch", asked) > 3, "time enough for a renewal passes")
@@ -253,7 +238,6 @@ def test_a_reserve_that_hangs_stops_nobody_once_threads_can_be_started_again(sto
         wait_until(lambda: requests["hung"], "the reserve hangs")
         beats.start(other)
         wait_until(lambda: beats._beats[other].left, "no thread can be started for the other")
-
     wait_until(lambda: _renewals(store, "other") > 3, "the other one is renewed")
     assert requests["hung"] == 1
     _stop_all(beats)
@@ -304,7 +288,6 @@ def test_a_thread_that_dies_before_its_first_step_is_an_outage(store: Any, beats
         patch.setattr(_thread, "start_new_thread", lambda *_: 0)  # before its first step
         with pytest.raises(StoreUnavailable, match="0.01 s"):
             beats.start(attempt)
-
     beats.start(attempt)
     with monkeypatch.context() as patch:
         patch.setattr(_thread, "start_new_thread", lambda *_: 0)  # before its first step
@@ -417,7 +400,6 @@ def test_the_next_renewal_counts_from_the_request_and_not_from_its_reply(store: 
     asked_at = clock.monotonic()
     beats._renew(beat)
     assert (_renewals(store), beat.due) == (1, asked_at + 20)
-
     beat.is_handed_over = True
     beats.stop(attempt)
     beats._renew(beat)

@@ -122,7 +122,6 @@ def test_pickled_record_is_not_executed_where_only_messages_may_be_pickled(
         _recorded(task, status=status, result=None, content_type=None, expires_at=None, steps=steps)
     else:
         _recorded(task, status=status, result=pickled.data, content_type=PICKLE)
-
     assert type(deliver(task).value) is ResultLost
     assert not (tmp_path / "executed").exists()
 
@@ -161,7 +160,6 @@ def test_redacted_exception_reaches_neither_store_nor_log_nor_signal(
         for _ in range(2):
             with suppress(SystemExit):
                 deliver(task)
-
     (record,) = app.conf.idempotency_store.scan()
     ended = f"{error} ended attempt 1" if status is Status.UNKNOWN else error
     assert (record.status, record.error) == (status, ended)

@@ -74,13 +74,10 @@ async def _never() -> None:
     raise AssertionError
 
 
-def _threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "celery-idempotent"]
-
-
 def _join_threads() -> None:
-    for each in _threads():
-        each.join(TIMEOUT)
+    for each in threading.enumerate():
+        if each.name == "celery-idempotent":
+            each.join(TIMEOUT)
 
 
 def test_loop_goes_on_while_the_store_is_waited_for() -> None:
@@ -104,27 +101,15 @@ def test_loop_goes_on_while_the_store_is_waited_for() -> None:
     assert store.told == [(Status.COMPLETED, 0)]
 
 
-@pytest.mark.parametrize("on_takeover", ["rerun", "refuse"])
-def test_call_that_is_cancelled_before_it_has_begun_gives_its_claim_back(on_takeover: str) -> None:
-    """Nothing has happened, so nothing is in doubt, whatever the policy."""
-    store = Slow(may_write=False)
-
-    async def test() -> None:
-        charging = asyncio.create_task(store.function(_never, on_takeover=on_takeover)("o-1"))
-        await store.until_waiting()
-        charging.cancel()
-        store.may_write.set()
-        with pytest.raises(asyncio.CancelledError):
-            await charging
-        assert store.told == [(Status.RELEASED, 0)]
-
-    run(test())
-
-
-@pytest.mark.parametrize(("on_takeover", "status"), [("rerun", Status.RELEASED), ("refuse", Status.UNKNOWN)])
-def test_call_that_is_cancelled_in_its_body_has_ended_when_its_caller_knows(on_takeover: str, status: Status) -> None:
-    """Its claim is given back, or in doubt; the caller can ask again at once."""
-    store = Slow()
+@pytest.mark.parametrize(
+    ("has_begun", "on_takeover", "status"),
+    [(False, "refuse", Status.RELEASED), (True, "rerun", Status.RELEASED), (True, "refuse", Status.UNKNOWN)],
+)
+def test_call_that_is_cancelled_has_ended_when_its_caller_knows(
+    has_begun: bool, on_takeover: str, status: Status
+) -> None:
+    """Its claim is given back, or in doubt if its body has begun; the caller can ask again at once."""
+    store = Slow(may_write=has_begun)
 
     async def test() -> None:
         begun = asyncio.Event()
@@ -134,8 +119,9 @@ def test_call_that_is_cancelled_in_its_body_has_ended_when_its_caller_knows(on_t
             await asyncio.sleep(TIMEOUT)
 
         charging = asyncio.create_task(store.function(body, on_takeover=on_takeover)("o-1"))
-        await begun.wait()
+        await (begun.wait() if has_begun else store.until_waiting())
         charging.cancel()
+        store.may_write.set()
         with pytest.raises(asyncio.CancelledError):
             await charging
         assert store.told == [(status, 0)]
@@ -156,7 +142,8 @@ def test_call_that_is_cancelled_after_its_body_is_recorded_all_the_same() -> Non
         charge = store.function(body)
         charging = asyncio.create_task(charge("o-1"))
         await store.until_waiting(2)  # the claim and the completion
-        assert not any(each.daemon for each in _threads())  # or the interpreter would not wait for them
+        threads = [each for each in threading.enumerate() if each.name == "celery-idempotent"]
+        assert [each.daemon for each in threads] == [False]  # or the interpreter would not wait for it
         charging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await charging
@@ -202,13 +189,6 @@ def test_cancelled_step_is_in_doubt_only_if_it_had_begun() -> None:
     run(test())
 
 
-def _drop(loop: asyncio.AbstractEventLoop, task: Any, coroutine: Coroutine[Any, Any, Any]) -> None:
-    coroutine.close()
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
-    task._log_destroy_pending = False  # asyncio's own switch: it is left pending on purpose
-
-
 def _stopping(loop: asyncio.AbstractEventLoop) -> Callable[[], Coroutine[Any, Any, None]]:
     async def body() -> None:
         loop.stop()
@@ -217,28 +197,21 @@ def _stopping(loop: asyncio.AbstractEventLoop) -> Callable[[], Coroutine[Any, An
     return body
 
 
-def test_call_that_is_closed_before_it_has_begun_gives_its_claim_back() -> None:
-    """A loop that stopped while the store was asked."""
-    store, loop = Slow(may_write=False), asyncio.new_event_loop()
-    coroutine = store.function(_never)("o-1")
-    task = loop.create_task(coroutine)
-    loop.run_until_complete(store.until_waiting())
-    _drop(loop, task, coroutine)
-    store.may_write.set()
-
-    _join_threads()
-    assert store.told == [(Status.RELEASED, 0)]
-
-
-@pytest.mark.parametrize(("mode", "told"), [("enforce", [(Status.RELEASED, 0)]), ("off", [])])
-def test_coroutine_that_is_dropped_ends_its_claim(mode: str, told: Any) -> None:
-    """A loop that stopped in the midst leaves no thread waiting for ever; one without a claim says nothing of it."""
-    store, loop = Slow(), asyncio.new_event_loop()
+@pytest.mark.parametrize(
+    ("mode", "has_begun", "told"),
+    [("enforce", False, [(Status.RELEASED, 0)]), ("enforce", True, [(Status.RELEASED, 0)]), ("off", True, [])],
+)
+def test_coroutine_that_is_dropped_ends_its_claim(mode: str, has_begun: bool, told: Any) -> None:
+    """A loop that stopped, in the body or while the store was asked, leaves no thread waiting for ever."""
+    store, loop = Slow(may_write=has_begun), asyncio.new_event_loop()
     coroutine = store.function(_stopping(loop), mode=mode)("o-1")
-    task = loop.create_task(coroutine)
-    loop.run_forever()
-    _drop(loop, task, coroutine)
-
+    task: Any = loop.create_task(coroutine)
+    loop.run_forever() if has_begun else loop.run_until_complete(store.until_waiting())
+    coroutine.close()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    task._log_destroy_pending = False  # asyncio's own switch: it is left pending on purpose
+    store.may_write.set()
     _join_threads()
     assert store.told == told
 
@@ -340,10 +313,6 @@ def test_fenced_step_runs_each_of_its_calls_or_none_counts(role: str) -> None:
 def test_step_that_cannot_be_called_is_refused_before_it_begins(call: Any) -> None:
     """As :meth:`Attempt.step` does: nothing has happened, also where it may happen at most once."""
     store = Slow()
-
-    async def body() -> None:
-        await current_attempt().astep("text", call)
-
     with pytest.raises(PolicyError, match="text"):
-        asyncio.run(store.function(body, effects=ONCE)("o-1"))
+        asyncio.run(store.function(lambda: current_attempt().astep("text", call), effects=ONCE)("o-1"))
     assert store.told == [(Status.RELEASED, 0)]

@@ -57,7 +57,6 @@ def test_same_effect_has_the_same_deduplication_id_in_a_fifo_queue(charge: Any, 
     charge.apply_async((7,), MessageDeduplicationId="mine")
     with pytest.raises(KeyMissing):
         charge.delay(None)
-
     first, again, other, explicit, *rest = _ids(sent)
     assert (first, rest) == (again, [first, None, "mine"])
     assert len({first, other, explicit}) == 3
@@ -110,7 +109,6 @@ def test_message_that_is_published_again_keeps_its_group_and_changes_its_id(char
     charge.push_request(id="a", args=[7], kwargs={}, retries=2, called_directly=False, **request)
     with pytest.raises(Retry):
         charge.retry(countdown=0)
-
     assert [(each["MessageGroupId"], each["retries"]) for each in sent] == [("customer-1", 2)] * 3 + [("customer-1", 3)]
     assert len({*_ids(sent)}) == 4
     assert all("DelaySeconds" not in each and each["countdown"] > 0 for each in sent[:3])
@@ -127,7 +125,6 @@ def test_carried_identity_is_of_one_task_and_one_task_id() -> None:
     """People forward all headers to other tasks, and a forged one reaches no other operation."""
     identity = Identity(f"shop.charge:1:{'a' * 64}", "b" * 64)
     headers = {IDENTITY_HEADER: identity_header(identity, "shop.charge:1", "id")}
-
     assert identity_in(headers, "shop.charge:1", "id") == identity
     assert identity_in(headers, "shop.charge:1", "another id") is None
     assert identity_in(headers, "shop.refund:1", "id") is None

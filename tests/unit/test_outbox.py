@@ -205,7 +205,6 @@ def test_command_lists_what_waits(place: Place) -> None:
     column = place.sql.outbox.c
     later = case((column.failures == 1, place.sql.now() + 500_000), else_=0)
     place.update(created_at=column.created_at - 93_784_000, taken_until=later)
-
     _, damaged, late = place.command("outbox").output.splitlines()
     assert re.fullmatch(r"damaged +1 d 2 h +1 +in 8 min \d+ s +DecodeError: .*", damaged)
     assert re.fullmatch(r"late\\nr +1 d 2 h +0 +now", late)

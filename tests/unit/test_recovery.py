@@ -261,7 +261,6 @@ def test_message_goes_back_whatever_goes_wrong(
     assert lost.fails(worker) == BACK_LEASED
     assert "ValueError" in caplog.text
     assert "password" not in caplog.text
-
     monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     assert unthreaded.fails(worker) == BACK_LEASED
     assert "no thread can be started" in caplog.text

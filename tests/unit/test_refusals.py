@@ -49,9 +49,7 @@ def _refused(declare: Callable[[], object], option: str, value: str | None = Non
     return error
 
 
-class NotYet(SafeToRetry):
-    """Of an author's own."""
-
+NotYet = type("NotYet", (SafeToRetry,), {})  # of an author's own
 
 POLICIES: dict[str, list[Any]] = {
     "lease": [0, 0.4, -1, "60", True, float("inf"), float("nan")],
@@ -81,6 +79,8 @@ POLICIES: dict[str, list[Any]] = {
 def test_policy_that_cannot_be_meant_is_refused_where_it_is_written(option: str, value: Any) -> None:
     """Nothing is accepted in silence that would mean nothing, or end every worker that replays it."""
     _refused(lambda: Policy(**{option: value}), option, repr(value))
+    # What must not be repeated has to be kept.
+    _refused(lambda: Policy(retain=0, publish="once", on_takeover="refuse"), "retain", "0")
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,6 @@ def test_policy_that_cannot_be_meant_is_refused_where_it_is_written(option: str,
 def test_policy_at_its_bounds_is_taken(options: dict[str, Any]) -> None:
     """Bases of what is never an outcome stand for the other exceptions under them."""
     assert vars(Policy(**options)).items() >= options.items()
-
-
-def test_nothing_is_retained_only_where_a_duplicate_may_run() -> None:
-    """What must not be repeated has to be kept."""
-    _refused(lambda: Policy(retain=0, publish="once", on_takeover="refuse"), "retain", "0")
 
 
 def _charge(order_id: str) -> None: ...
@@ -129,18 +124,9 @@ def _annotated(**options: Any) -> Any:
     return _bound(app=an_app(task_annotations={"shop.charge": options}))
 
 
-class Batches(Task):  # as celery-batches': it collects messages and calls the body itself
-    def Strategy(self, task: Any, app: Celery, consumer: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-
-class Traced(Task):
-    @property
-    def __trace__(self) -> Any:
-        raise NotImplementedError
-
-
-class Plain(Task): ...
+# As celery-batches': it collects messages and calls the body itself.
+Batches = type("Batches", (Task,), {"Strategy": lambda self, task, app, consumer: None})
+Traced = type("Traced", (Task,), {"__trace__": property(lambda self: None)})
 
 
 class Registered(Task):
@@ -165,15 +151,12 @@ def _class(*bases: type) -> type:
         (lambda: _bound(idempotent=Policy(label="ordre")), "label", "no argument 'ordre'"),
         (lambda: _bound(name="x" * 2000).idempotency_key_for("o"), "scope", "set a shorter scope"),
         (lambda: _bound(idempotent=Policy(remember=(ValueError, Retry))), "remember", "Retry says that running again"),
-        (lambda: _bound(idempotent=Policy(remember=(_class(Retry),))), "remember", "Charge says that running again"),
         (lambda: _bound(idempotent=Policy(remember=(Reject,))), "remember", "Reject ends a delivery"),
         (lambda: _bound(idempotant=Policy()), "idempotant", "the option is called idempotent"),
         (lambda: _bound(idempotency_key="k"), "idempotency_key", "an option of apply_async"),
         (lambda: _bound(once={}), "once", "celery-once"),
-        (lambda: _bound(unique_on=[]), "unique_on", "celery-singleton"),
         (lambda: _bound(raise_on_duplicate=True), "raise_on_duplicate", "leave it out"),
         (lambda: _bound(key="order_id"), "key", "idempotent=Policy(key=...)"),
-        (lambda: _bound(lease=5), "lease", "idempotent=Policy(lease=...)"),
         (lambda: _bound(base=Task, idempotent=Policy()), "idempotent", "write base=IdempotentTask"),
         (lambda: an_app().register_task(Registered()), "idempotent", "write base=IdempotentTask"),
         (lambda: _annotated(idempotent=5), "idempotent", "must be a Policy"),
@@ -184,7 +167,7 @@ def _class(*bases: type) -> type:
             for base in (Batches, Traced)
             for bases in ((IdempotentMixin, base), (base, IdempotentMixin), (IdempotentTask, base))
         ),
-        (lambda: _class(Plain, IdempotentMixin), "base", "write class Charge(IdempotentMixin, Plain)"),
+        (lambda: _class(_class(Task), IdempotentMixin), "base", "write class Charge(IdempotentMixin, Charge)"),
     ],
 )
 def test_task_that_would_be_unprotected_is_refused_when_it_is_defined(
@@ -321,14 +304,6 @@ def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
     assert 'pip install "celery-idempotent[dynamodb]"' in error.remedy
 
 
-def _configured(namespace: str | None, **settings: Any) -> Celery:
-    module = ModuleType("settings")
-    vars(module).update(settings)
-    app = Celery(f"app-{uuid4().hex[:8]}", set_as_current=False, broker="memory://")
-    app.config_from_object(module, namespace=namespace)
-    return app
-
-
 @pytest.mark.parametrize(
     ("namespace", "setting", "right"),
     [
@@ -340,8 +315,10 @@ def _configured(namespace: str | None, **settings: Any) -> Celery:
 )
 def test_unknown_setting_is_refused_when_a_task_is_bound(namespace: str | None, setting: str, right: str) -> None:
     """Nothing would read it, and the tasks would run under defaults."""
-    error = _refused(lambda: _bound(app=_configured(namespace, **{setting: Policy()})), setting)
-    assert right in error.remedy
+    module, app = ModuleType("settings"), Celery(set_as_current=False, broker="memory://")
+    vars(module)[setting] = Policy()
+    app.config_from_object(module, namespace=namespace)
+    assert right in _refused(lambda: _bound(app=app), setting).remedy
 
 
 def test_policy_of_an_app_that_protects_nothing_or_does_not_fit_stops_its_worker() -> None:
@@ -370,20 +347,10 @@ def test_app_that_drops_headers_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     _refused(lambda: _bound(app=app), "app", "OutboxCelery")
 
 
-class Account: ...
+class Account:
+    """A class with a method."""
 
-
-def _charge_order(order: str) -> None: ...
-
-
-def _method(policy: Policy | None) -> None:
-    class Account:
-        @idempotent(policy, store=MemoryStore())
-        def charge(self, cents: int) -> None: ...
-
-
-def _protected(policy: Policy) -> Any:
-    return idempotent(policy, store="memory://")(_charge_order)
+    def charge(self, cents: int) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -415,12 +382,12 @@ def test_what_cannot_be_protected_is_refused_where_it_is_written(function: Any, 
         (lambda: idempotent(wait=-1), "wait"),
         (lambda: idempotent(store="memory://", app=Celery(set_as_current=False)), "store"),
         (lambda: idempotent(app="shop"), "app"),
-        (lambda: _protected(Policy("order", publish="once")), "publish"),
-        (lambda: _protected(Policy("order", on_conflict="skip")), "on_conflict"),
-        (lambda: _protected(Policy("no_such")), "key"),
-        (lambda: _protected(Policy(remember=(Retry,))), "remember"),
-        (lambda: _method(None), "key"),  # two instances may mean two effects
-        (lambda: _method(Policy()), "key"),
+        (lambda: idempotent(Policy("order_id", publish="once"), store="memory://")(_charge), "publish"),
+        (lambda: idempotent(Policy("order_id", on_conflict="skip"), store="memory://")(_charge), "on_conflict"),
+        (lambda: idempotent(Policy("no_such"), store="memory://")(_charge), "key"),
+        (lambda: idempotent(Policy(remember=(Retry,)), store="memory://")(_charge), "remember"),
+        # Two instances may mean two effects.
+        *((functools.partial(idempotent(each, store="memory://"), Account.charge), "key") for each in (None, Policy())),
         (lambda: _bound(lambda order_id: current_attempt().commit(1, []))("o"), "commit"),
         (lambda: _bound(lambda order_id: current_attempt().transaction())("o"), "transaction"),
         (lambda: _bound(lambda order_id: current_attempt().step("", lambda step: 1))("o"), "name"),

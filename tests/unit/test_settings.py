@@ -131,7 +131,6 @@ def test_worker_says_what_it_protects_also_in_an_outage(
 
     caplog.set_level(logging.INFO, "celery_idempotent")
     _start(shop.app)
-
     (line,) = [each for each in caplog.records if each.getMessage().startswith("event=idempotency.started ")]
     assert line.levelno == logging.INFO
     told, unprotected = line.getMessage().split(" unprotected=")

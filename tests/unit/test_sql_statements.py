@@ -67,7 +67,6 @@ def test_any_text_can_be_stored_and_comes_back(text: str, other: str) -> None:
     """NUL and lone surrogates included; what reaches the database is text that each of them holds."""
     record = replace(a_record(), task=text, task_id=other, worker=text, error=other, result=text, content_type=other)
     stored = row(record)
-
     for value in stored.values():
         if isinstance(value, str):
             value.encode()
@@ -128,7 +127,6 @@ def test_answer_from_before_the_race_repeats_write_and_look(dialect: str) -> Non
     """Where a swap takes two statements, both are repeated: the write may win now."""
     new, nothing = a_record(), Reply([], 0)
     asked, execute = database(DuplicateKey() if dialect != "sqlite" else nothing, nothing, Reply([], 1))
-
     assert Statements(records, dialect, "s").swap(execute, new, None) == new
     assert len(asked) == 3
 
@@ -142,7 +140,6 @@ def test_size_on_the_wire_is_never_underestimated(text: str, data: bytes) -> Non
         for each in values.values()
         if isinstance(each, str | bytes)
     )
-
     assert written + len(str(Statements(records, "mysql", "s")._replace)) < bytes_on_the_wire(values)
 
 
@@ -215,7 +212,6 @@ def test_statement_that_the_database_has_undone_is_sent_again() -> None:
     assert store.swap(record, None) == record
     assert len(store.lent) == len({id(connection) for connection, _ in store.sent}) == 10
     assert all(parameters == store.sent[0][1] for _, parameters in store.sent)
-
     given_up = Scripted(*[DEADLOCK] * 20)
     with pytest.raises(StoreUnavailable):
         given_up.swap(record, None)
@@ -232,7 +228,6 @@ def test_unanswered_statement_is_not_repeated(ask: Any, code: str, told: type[Ex
     store = Scripted(code, code)
     with pytest.raises(StoreUnavailable) as raised:
         ask(store)
-
     assert (len(store.sent), type(raised.value), raised.value.store) == (1, told, "scripted")
     assert isinstance(raised.value.__cause__, FromDriver)
     assert "secret" not in str(raised.value)
@@ -256,7 +251,6 @@ def test_write_in_a_transaction_of_the_callers_is_sent_once_and_on_its_connectio
             write(store, link)
     else:
         write(store, link)
-
     assert [connection for connection, _ in store.sent] == [link]
     assert store.lent == []
 
@@ -272,7 +266,6 @@ def test_what_mysql_would_hang_up_at_is_not_sent(dialect: str) -> None:
     with pytest.raises(RecordTooLarge, match="10000 bytes"):
         store.swap_on(link, large, None)
     assert store.swap_on(link, small, None) == small
-
     assert [bool(parameters) for _, parameters in store.sent] == [False, True]
     store.plan = [greeting(1)]
     with pytest.raises(RecordTooLarge):
@@ -327,7 +320,6 @@ def test_connections_from_before_a_fork_are_left_to_the_parent(tmp_path: Path, m
     given.get("k")
     pool, inherited = engine.pool, own._pool()
     monkeypatch.setattr("os.getpid", lambda: -1)
-
     record = a_record()
     assert given.swap(record, None) == record
     assert engine.pool is not pool

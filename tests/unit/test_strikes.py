@@ -161,7 +161,6 @@ def test_limit_in_the_exit_of_an_execution_leaves_the_next_call_protected(monkey
     strike(monkeypatch, Execution, "__exit__")
     with pytest.raises(SoftTimeLimit) as report:  # which keeps the traceback, and the frames in it
         charge("o-1")
-
     assert [charge("o-1"), charge("o-1"), runs] == ["charged", "charged", [1, 2]]
     assert report.value.__traceback__
 

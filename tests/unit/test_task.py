@@ -40,7 +40,6 @@ def test_duplicates_of_any_origin_get_the_first_result() -> None:
     """A redelivery (same task id) and a second publish (another id) are both answered by the first run."""
     shop = Shop()
     ends = [shop.deliver(7, task_id="a"), shop.deliver(7, 1, task_id="a"), shop.deliver(order_id=7, task_id="b")]
-
     assert ends == [Ended("SUCCESS", "charged 1")] * 3
     assert shop.runs == [7]
 
@@ -63,7 +62,6 @@ def test_explicit_key_travels_with_the_message(shop: Shop) -> None:
     shop.charge.s(1).set(**key).apply_async()
     shop.charge.signature((1,), headers={"mine": 1}, **key).apply_async()
     messages = shop.published()
-
     sent = [(each.headers["idempotency_key"], each.headers.get("mine")) for each in messages]
     assert sent == [("order-1", None), ("order-1", None), ("order-1", 1)]
     for message in messages:
@@ -131,7 +129,6 @@ def test_nested_deliveries_keep_their_own_records(shop: Shop) -> None:
 
     task = shop.task(body=outer, name="outer")
     keys = [task.idempotency_key_for(1), shop.charge.idempotency_key_for(1)]
-
     assert [deliver(task, 1).value, deliver(task, 1).value, shop.deliver(1).value] == [keys, keys, keys[1]]
     assert {record.key for record in shop.memory.scan()} == {*keys}
 
@@ -228,7 +225,6 @@ def test_call_that_is_refused_fails_once_and_is_told_once(mode: Any, caplog: pyt
     caplog.clear()
     with signalled() as told:
         reused, missing = shop.deliver(1, 999), shop.deliver(None)
-
     is_enforced = mode == "enforce"
     assert (isinstance(reused.value, KeyReused), isinstance(missing.value, KeyMissing)) == (is_enforced, is_enforced)
     assert [(name, about["done_by"]) for name, about in told] == [("key_reused", "first"), ("key_missing", None)]
@@ -263,7 +259,6 @@ def test_links_and_chains_follow_a_replay(shop: Shop) -> None:
     two = shop.task(body=lambda n: n, name="two")
     chain(shop.charge.s(1), two.s()).apply_async()
     (message,) = shop.published()
-
     for number in range(2):
         shop.deliver(1, request={"callbacks": [two.s().set(task_id=f"callback {number}")]})
         # Celery before 5.7 empties the list of a chain.

@@ -200,6 +200,10 @@ def test_result_without_room_undoes_the_block(scene: Scene, bank: _Bank) -> None
     assert (bank.ledger, bank.open) == ([], set())
     assert [scene.answer(lambda: scene.perform(_booking(odd))) for _ in range(2)] == [odd, ResultLost]
     assert bank.ledger == ["booked"]
+    scene.clock.advance(8 * 86_400_000)
+    scene.codec = replace(JSON, private=True)  # what its policy does not keep is committed as None
+    assert [scene.perform(_book) for _ in range(2)] == [Outcome({"booked": (1, 2)}), Outcome(None)]
+    assert bank.ledger == ["booked", "booked"]
 
 
 def test_operation_commits_once_in_its_block_and_in_a_store_that_can(scene: Scene) -> None:
@@ -266,10 +270,3 @@ def test_attempt_that_has_committed_is_over_and_has_lost_nothing(scene: Scene, b
 
     scene.perform(body)
     assert reached == [scene.record]
-
-
-def test_result_that_its_policy_does_not_keep_is_committed_as_none(scene: Scene, bank: _Bank) -> None:
-    """The effect is there, and whoever comes again gets what is recorded."""
-    scene.codec = replace(JSON, private=True)
-    assert [scene.perform(_book) for _ in range(2)] == [Outcome({"booked": (1, 2)}), Outcome(None)]
-    assert bank.ledger == ["booked"]

@@ -67,7 +67,6 @@ def test_a_verdict_is_kept_with_what_it_judged(store: Any, clock: Any, seen: Any
     record = _stored(store, status=seen, error="attempt 7 never ended", attempts=7)
     clock.advance(5)
     judged = judge(store, record.key, **verdict, retain=9_000, by="ann", reason="not there: \udcff")
-
     expected = {"action": str(verdict["action"]), "by": "ann", "reason": "not there: \\udcff", "at": judged_at}
     assert judged.verdict == {**expected, "status": str(seen), "attempt": 7, "error": "attempt 7 never ended"}
     if verdict is COMPLETED:
@@ -88,7 +87,6 @@ def test_a_judged_record_proves_it_for_a_year_and_its_outcome_counts_for_retain(
     outcome = judge(store, seen.key, **verdict, retain=9_000, keep=YEAR, by="ann")
     if verdict is not COMPLETED:
         outcome = _delivered(store, seen, 9_000)
-
     for _ in range(2):
         assert [is_forgotten(outcome, clock.now() + each) for each in (8_999, 9_000)] == [False, True]
         assert outcome.expires_at is not None
@@ -96,27 +94,20 @@ def test_a_judged_record_proves_it_for_a_year_and_its_outcome_counts_for_retain(
         assert outcome.verdict["by"] == "ann"
         clock.advance(10_000)
         outcome = _delivered(store, seen, 9_000)
-
     clock.advance(YEAR)
     last = _delivered(store, seen, 9_000)
     assert (last.verdict, last.expires_at) == ({}, (clock.now() + 9_999) // 1000)
 
 
 def test_an_outcome_may_count_for_longer_than_the_proof_of_an_earlier_verdict(store: Any, clock: Any) -> None:
-    """The end of the outcome that was judged is not that of the next."""
-    seen = _stored(store)
-    judge(store, seen.key, **COMPLETED, retain=0, keep=YEAR)
-    clock.advance(1)
-    assert not is_forgotten(_delivered(store, seen, 2 * YEAR), clock.now() + 2 * YEAR - 1)
-
-
-def test_a_publisher_keeps_the_proof_of_a_verdict_on_an_outcome_that_no_longer_counts(store: MemoryStore) -> None:
-    """By ``publish="once"`` its record comes before the next claim."""
+    """By ``publish="once"`` the proof is kept as well, in the record before the next claim."""
     seen = _stored(store)
     judged = judge(store, seen.key, **COMPLETED, retain=0, keep=YEAR, by="ann")
     found = publication(judged, Outgoing(operation=_operation(seen), queued_for=1), store.now(), "r")
     assert isinstance(found, Announce)
     assert found.record.verdict["by"] == "ann"
+    clock.advance(1)
+    assert not is_forgotten(_delivered(store, seen, 2 * YEAR), clock.now() + 2 * YEAR - 1)
 
 
 def test_a_purge_leaves_what_proves_a_verdict(store: MemoryStore, clock: FakeClock) -> None:
@@ -165,7 +156,6 @@ def test_forgetting_leaves_a_larger_token_to_come_and_who_did_it(store: MemorySt
     fields = dict.fromkeys(("error", "result", "trace", "process", "label", "task_id"), "secret")
     verdict = {"action": "rerun", "error": "secret"}
     seen = _stored(store, status=status, steps={"secret": {}}, attempts=7, verdict=verdict, **fields)
-
     left = judge(store, seen.key, Action.FORGET, by="ann", reason="asked to")
     assert (is_erased(left), is_forgotten(left, store.now()), "secret" in str(left)) == (True, True, False)
     assert (left.verdict["action"], left.verdict["by"], left.verdict["reason"]) == ("forget", "ann", "asked to")

@@ -31,7 +31,6 @@ def test_models_are_dumped_where_celery_dumps_them() -> None:
     """The key is that of what is sent; pickle sends models as they are, and before 5.7 nobody dumps them."""
     since_57 = SimpleNamespace(_dump_pydantic_arguments=lambda args, kwargs: ("dumped", kwargs))
     args, kwargs = (object(),), {"model": object()}
-
     assert dumped_models(since_57, args, kwargs, "json") == ("dumped", kwargs)
     assert dumped_models(since_57, args, kwargs, "pickle") == (args, kwargs)
     assert dumped_models(SimpleNamespace(), args, kwargs, "json") == (args, kwargs)
