@@ -25,7 +25,7 @@ from lab.embedded import EmbeddedAws
 from lab.embedded.aws import REGION
 from tests.support.aws_lambda import EventSource
 from tests.support.documents import ROOT
-from tests.support.lambda_shop import INVOCATION, Receiver
+from tests.support.lambda_shop import INVOCATION, charged_in
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_each_order_is_charged_once_though_processes_are_killed(
 
     assert _handled(source, name, tmp_path, aws.store_url(table)) == 3
 
-    charged = Counter(Receiver(tmp_path).charged)
+    charged = Counter(charged_in(tmp_path))
     assert set(charged) == {f"o-{number}" for number in range(6)}
     assert max(charged.values()) == 1 if name == "charge" else max(charged.values()) > 2
     assert {each.status for each in store.scan()} == ({Status.COMPLETED} if name == "charge" else set())

@@ -32,16 +32,10 @@ class Context:
 
 def a_record(body: object, *, group: str | None = None, queue: str = QUEUE, received: int = 1) -> Event:
     """A message as Lambda gives it; ``body`` is text, or what JSON is made of."""
-    return {
-        "messageId": str(uuid4()),
-        "body": body if isinstance(body, str) else json.dumps(body),
-        "attributes": {
-            "ApproximateReceiveCount": str(received),
-            **({} if group is None else {"MessageGroupId": group}),
-        },
-        "eventSource": "aws:sqs",
-        "eventSourceARN": queue,
-    }
+    attributes = {"ApproximateReceiveCount": str(received), **({"MessageGroupId": group} if group else {})}
+    text = body if isinstance(body, str) else json.dumps(body)
+    sent = {"eventSource": "aws:sqs", "eventSourceARN": queue}
+    return {"messageId": str(uuid4()), "body": text, "attributes": attributes, **sent}
 
 
 def an_event(*records: object) -> Event:

@@ -27,20 +27,14 @@ INVOCATION = 3.0
 """Seconds; the function's timeout."""
 
 
-class Receiver:
-    """Takes charges: it honours a key for ever."""
+def charge_once(folder: Path, order_id: str, key: str) -> None:
+    """What a receiver does that honours a key for ever."""
+    (folder / f"charge-{sha256(key.encode()).hexdigest()}").write_text(order_id)
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
 
-    def charge(self, order_id: str, key: str) -> None:
-        """One charge for each key."""
-        (self._folder / f"charge-{sha256(key.encode()).hexdigest()}").write_text(order_id)
-
-    @property
-    def charged(self) -> list[str]:
-        """The orders that are charged."""
-        return [each.read_text() for each in self._folder.glob("charge-*")]
+def charged_in(folder: Path) -> list[str]:
+    """The orders that are charged."""
+    return [each.read_text() for each in folder.glob("charge-*")]
 
 
 def die_once(folder: Path, order_id: str, where: str, dies: str | None) -> None:
@@ -53,7 +47,6 @@ def die_once(folder: Path, order_id: str, where: str, dies: str | None) -> None:
 
 def handlers(folder: Path, store: str) -> dict[str, Handler]:
     """By name, what can be invoked."""
-    receiver = Receiver(folder)
 
     def order(order_id: str, dies: str | None, charge: Callable[[], object]) -> None:
         die_once(folder, order_id, "before", dies)
@@ -63,11 +56,11 @@ def handlers(folder: Path, store: str) -> dict[str, Handler]:
     @sqs_batch(Policy("order_id"), store=store, name="charge")
     def charge(order_id: str, dies: str | None = None) -> None:
         step = current_attempt().step
-        order(order_id, dies, lambda: step("charge", lambda step: receiver.charge(order_id, step.key)))
+        order(order_id, dies, lambda: step("charge", lambda step: charge_once(folder, order_id, step.key)))
 
     def plain(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         for body in (json.loads(each["body"]) for each in event["Records"]):
-            order(body["order_id"], body["dies"], partial(receiver.charge, body["order_id"], uuid4().hex))
+            order(body["order_id"], body["dies"], partial(charge_once, folder, body["order_id"], uuid4().hex))
         return {"batchItemFailures": []}
 
     return {"charge": charge, "plain": plain}
