@@ -112,14 +112,10 @@ def test_a_body_that_returned_before_it_ran_is_not_completed(shop: Shop, body: A
     assert (ended.state, ended.value.option, shop.record.status) == ("FAILURE", "body", Status.RELEASED)
 
 
-def test_a_direct_call_gives_what_the_body_returns(shop: Shop) -> None:
-    """It is a function call: whoever made it may await what it gives."""
+def test_direct_calls_and_observing_change_nothing_of_what_a_body_returns(shop: Shop) -> None:
+    """Whoever calls a function may await what it gives; an observed task fails where plain Celery does, and alike."""
     assert asyncio.run(shop.task(None, just_logged(charge), "t")(7)) == "charged 7"
-
-
-def test_observing_changes_nothing_of_what_a_body_returns(shop: Shop) -> None:
-    """A task that is only observed fails where plain Celery does, by what it cannot encode, and not by ours."""
-    task = shop.task(Policy(mode="observe"), just_logged(lines), "t")
+    task = shop.task(Policy(mode="observe"), just_logged(lines), "observed")
     plain = an_app().task(shared=False, lazy=False)(just_logged(lines))
     assert type(deliver(task, 7).value) is type(deliver(plain, 7).value) is EncodeError
 
@@ -130,16 +126,16 @@ def _future() -> Any:
     return loop.create_future()
 
 
-def _begun() -> Iterator[int]:
+def _stubborn() -> Iterator[int]:
     """A generator that will not be closed."""
+    try:
+        yield 1
+    finally:
+        raise ValueError("no")
 
-    def stubborn() -> Iterator[int]:
-        try:
-            yield 1
-        finally:
-            raise ValueError("no")
 
-    begun = stubborn()
+def _begun() -> Iterator[int]:
+    begun = _stubborn()
     next(begun)
     return begun
 
@@ -177,8 +173,6 @@ def bound(self: Any, order_id: int) -> None: ...
 def passing(*args: Any, **kwargs: Any) -> None: ...
 def partly(self: Any, *args: Any, **kwargs: Any) -> None: ...
 def told(*args: Any, **kwargs: Any) -> None: ...
-
-
 def injecting(order_id: int) -> None: ...
 
 

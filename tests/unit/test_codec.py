@@ -106,14 +106,6 @@ def test_undecodable_result_is_an_error(data: str | bytes) -> None:
     assert raw.decode(raw.encode(b"")) == b""
 
 
-class Formatting(Exception):
-    """Makes its text of what it was given, and gives that to its base."""
-
-    def __init__(self, code: object) -> None:
-        super().__init__(f"the bank says {code}")
-        self.code = code
-
-
 class Slotted(Exception):
     __slots__ = ("code",)
 
@@ -163,7 +155,6 @@ def test_failure_of_plain_arguments_is_rebuilt(kind: type[Exception], args: list
         (Unprintable(), JSON, True),
         (ValueError((1, 2)), PICKLE, True),
         (ValueError((1, 2)), JSON, False),
-        (Formatting(5), PICKLE, False),
         (type("Unknown", (Exception,), {})("x"), JSON, False),
         (ValueError(object()), JSON, False),
         (ValueError("x" * 60_000), JSON, False),

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from celery_idempotent.errors import IdempotencyError, KeyMissing, PolicyError
 from celery_idempotent.protocol.canonical import NotCanonical, canonical
 from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity, Selector, Spec, identify
+from tests.support.scene import raising
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_keys.json").read_text())
 HOUR_EAST = timezone(timedelta(hours=1))
@@ -104,7 +105,6 @@ def _identity(
 def test_keys_and_fingerprints_are_frozen(name: str, spec: Spec, explicit: str | None) -> None:
     """So are whole keys, for every form of selector and for explicit keys."""
     identity = _identity(spec, 7, kwargs={"currency": "USD"}, explicit=explicit)
-
     assert [identity.key, identity.fingerprint] == GOLDEN["keys"][name]
 
 
@@ -175,8 +175,6 @@ class Numbered(int):
     def __repr__(self) -> str:
         return "a number"
 
-    __str__ = __repr__
-
 
 class Nowhere(tzinfo):
     """Knows no offset, so that its times are no instants; Python would take this machine's zone."""
@@ -208,10 +206,8 @@ class Tags(pydantic.BaseModel):
         ({"a": 1, "b": 2}, OrderedDict([("b", 2), ("a", 1)])),
         ({"a": 1}, UserDict({"a": 1})),
         ({1, 2, 3}, frozenset([3, 2, 1])),
-        (
-            [0.0, Decimal("1.0"), Decimal("100"), Decimal("0")],
-            [-0.0, Decimal("1.000"), Decimal("1E2"), Decimal("-0.0")],
-        ),
+        ([0.0, Decimal("1.0"), Decimal("100")], [-0.0, Decimal("1.000"), Decimal("1E2")]),
+        (Decimal("0"), Decimal("-0.0")),
         ([b"ab", b"ab"], [bytearray(b"ab"), memoryview(b"ab")]),
         ([Color.RED, Level.HIGH, Kind.CARD], ["red", 3, "card"]),
         (Money(5), {"currency": "EUR", "cents": 5}),
@@ -256,13 +252,13 @@ class Summary(Order):
         return 5
 
 
-def _card(cls: Any = Card, **fields: Any) -> Any:
-    return cls(**fields)
+def _card(**fields: Any) -> Card:
+    return Card.model_validate(fields)
 
 
 HIDING: list[Any] = [
     *(_card(), _card(number="4222"), _card(pin=b"2"), _card(owner="bob"), _card(bank="second")),
-    *(_card(NamedCard, name="a"), _card(NamedCard, name="b")),
+    *(NamedCard(name="a"), NamedCard(name="b")),
     # Of 1 and "1" in one dict of a model, only one would be left in JSON.
     *(_card(limits={1: 5, "1": 6}), _card(limits={1: 4, "1": 6})),
 ]
@@ -304,18 +300,10 @@ def _nested(depth: int) -> Any:
     return value
 
 
-def _cycle() -> Any:
-    value: list[Any] = []
-    value.append(value)
-    return {"a": value}
-
-
-def _released() -> memoryview:
-    view = memoryview(b"a")
-    view.release()
-    return view
-
-
+CYCLE: dict[str, Any] = {}
+CYCLE["a"] = CYCLE
+RELEASED = memoryview(b"a")
+RELEASED.release()
 FORMLESS = f"{__name__}.Formless"
 BEFORE_TIME = datetime.min.replace(tzinfo=HOUR_EAST)
 
@@ -332,12 +320,12 @@ BEFORE_TIME = datetime.min.replace(tzinfo=HOUR_EAST)
         (Money(Formless()), "value.cents", FORMLESS),
         (Bag(what=Formless()), "value.what", FORMLESS),
         (_nested(10_000), "value", "builtins.list (nested too deep, or inside itself)"),
-        (_cycle(), "value", "builtins.dict (nested too deep, or inside itself)"),
+        (CYCLE, "value", "builtins.dict (nested too deep, or inside itself)"),
         (Bag(what=_nested(10_000)), "value", f"{__name__}.Bag (nested too deep, or inside itself)"),
         ({"n": [10**5000]}, "value.n[0]", "builtins.int"),
         ([1, Broken()], "value[1]", f"{__name__}.Broken"),
         ({"at": BEFORE_TIME}, "value.at", "datetime.datetime"),
-        ((_released(),), "value[0]", "builtins.memoryview"),
+        ((RELEASED,), "value[0]", "builtins.memoryview"),
         ([{1: "a", Level.HIGH: "b", Number.ONE: "c"}], "value[0]", "builtins.dict"),
     ],
 )
@@ -449,15 +437,9 @@ def test_null_in_a_fingerprint_is_a_value(spec: Spec) -> None:
     signature = CallSignature(inspect.signature(lambda order_id, coupon=None: None))
     selector = Selector("fingerprint", spec, nulls=True)
     without, again, given = (selector.canonical(signature.bind(args, {}), "t") for args in ((7,), (7, None), (7, "c")))
-
     assert without == again != given
-
-
-def _raises(error: Exception) -> Callable[[Any], Any]:
-    def function(order: Any) -> Any:
-        raise error
-
-    return function
+    with pytest.raises(PolicyError, match="returned None"):  # a forgotten return would compare nothing, in silence
+        _select(lambda order: None, 7, "fingerprint", nulls=True)
 
 
 @pytest.mark.parametrize(
@@ -467,7 +449,7 @@ def _raises(error: Exception) -> Callable[[Any], Any]:
         ("order.ids.id", {"ids": Orders([Order(id=7)])}, "t: a path cannot choose 'id' of a list"),
         ("order.total", Broken(), "t: it raised LookupError for these arguments: no rates today"),
         (lambda order: order["id"], {}, "t: it raised KeyError for these arguments: 'id'"),
-        (_raises(ValueError(10**5000)), 7, "t: it raised ValueError for these arguments$"),  # its text cannot be had
+        (raising(ValueError(10**5000)), 7, "t: it raised ValueError for these arguments$"),  # its text cannot be had
     ],
 )
 @pytest.mark.parametrize(("option", "nulls"), [("key", False), ("fingerprint", True)])
@@ -485,14 +467,8 @@ def test_what_cannot_be_selected_is_told_with_task_option_and_cause(
 def test_error_of_ours_that_a_function_raises_passes(error: IdempotencyError) -> None:
     """Its author means it."""
     with pytest.raises(type(error)) as raised:
-        _select(_raises(error), 7)
+        _select(raising(error), 7)
     assert raised.value is error
-
-
-def test_fingerprint_function_that_returns_nothing_is_an_error() -> None:
-    """A forgotten return would compare nothing, in silence."""
-    with pytest.raises(PolicyError, match="returned None"):
-        _select(lambda order: None, 7, "fingerprint", nulls=True)
 
 
 @pytest.mark.parametrize("nulls", [False, True])
@@ -501,12 +477,11 @@ def test_function_cannot_change_the_arguments(nulls: bool) -> None:
 
     def function(order: Any, *more: Any, **named: Any) -> Any:
         order["tags"].add("new")
-        order["lines"][0].pop("sku")
         more[0].clear()
-        named["deep"][0][0] = "b"
+        named["deep"][0][0].pop("sku")
         return order.pop("id")
 
-    args, kwargs = ({"id": 7, "lines": [{"sku": "a"}], "tags": {"old"}}, [1]), {"deep": (["a"],)}
+    args, kwargs = ({"id": 7, "tags": {"old"}}, [1]), {"deep": ([{"sku": "a"}],)}
     before = deepcopy((args, kwargs))
     bound = inspect.signature(function).bind(*args, **kwargs)
     assert Selector("key", function, nulls=nulls).canonical(bound, "t") == canonical(7)
@@ -567,15 +542,13 @@ def test_selector_is_checked_when_the_task_is_bound(spec: Spec, body: Any, refus
     assert refused in raised.value.remedy
 
 
-def _call_of_names(a: Any, b: Any, c: Any = 3, d: Any = 4) -> None: ...
-def _call_without_arguments() -> None: ...
-def _call_by_position(a: Any, /, b: Any = 2) -> None: ...
-def _call_by_name(a: Any, *, b: Any = 2) -> None: ...
+def _names(a: Any, b: Any, c: Any = 3, d: Any = 4) -> None: ...
+def _no_arguments() -> None: ...
+def _positions(a: Any, /, b: Any = 2) -> None: ...
+def _keywords(a: Any, *, b: Any = 2) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "body", [_call_of_names, _call_without_arguments, _call_by_position, _call_by_name, _of_many, _charge]
-)
+@pytest.mark.parametrize("body", [_names, _no_arguments, _positions, _keywords, _of_many, _charge])
 @given(
     args=st.lists(st.integers(), max_size=5),
     kwargs=st.dictionaries(st.sampled_from(["a", "b", "c", "d", "stranger"]), st.integers()),
@@ -594,24 +567,3 @@ def test_arguments_are_bound_as_python_binds_them(
         return
     expected.apply_defaults()
     assert list(bind(iter(args), kwargs).arguments.items()) == list(expected.arguments.items())
-
-
-def test_conversion_makes_wire_form_and_model_one_call() -> None:
-    """A pydantic task gets dicts from the wire and models from eager callers, and no conversion changes what it got."""
-
-    def body(order: Order, count: int = 1) -> None: ...
-
-    def convert(args: Any, kwargs: Any) -> Any:
-        found = [each and Order.model_validate(each) for each in args]
-        for each in args:
-            if isinstance(each, dict):
-                each.clear()
-        return found, kwargs
-
-    def key(order: Any) -> str:
-        bound = CallSignature(inspect.signature(body), convert).bind((order,), {})
-        return identify("s", bound, task="t", key=Selector("key", WHOLE_CALL), fingerprint=None).key
-
-    wire = {"id": 7}
-    assert key(wire) == key(Order(id=7)) == key({"id": 7, "note": None}) != key(None)
-    assert wire == {"id": 7}

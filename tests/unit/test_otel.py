@@ -114,14 +114,11 @@ def test_claims_are_timed_also_where_the_store_fails(shop: Shop, meters: Meters)
     assert all(point.sum > 0 for point in meters.points("claim.duration").values())
 
 
-def _is_renewed(error: Exception | None = None) -> bool:
-    """Of as much of a claim as a renewal looks at."""
-    return heartbeats._is_renewed(Mock(key="k", task="charge", renew=Mock(side_effect=error)))
-
-
 def test_renewals_are_timed(meters: Meters) -> None:
     """Those that fail by themselves."""
-    assert [_is_renewed(), _is_renewed(StoreUnavailable("s", "swap", "away"))] == [True, False]
+    renew = Mock(side_effect=[None, StoreUnavailable("s", "swap", "away")])
+    claim: Any = Mock(key="k", task="charge", renew=renew)  # as much of one as a renewal looks at
+    assert [heartbeats._is_renewed(claim) for _ in range(2)] == [True, False]
     assert meters.counts("renewal.duration") == {CHARGE: 1, CHARGE_FAILED: 1}
 
 
@@ -145,7 +142,7 @@ def test_units_are_those_of_the_conventions(shop: Shop, meters: Meters, monkeypa
     shop.store.faults.extend(["request lost"] * 2)
     shop.deliver("o")
     shop.redeliver()
-    _is_renewed()
+    heartbeats._is_renewed(Mock(key="k", task="charge"))
     found = {name: metric.unit for name, metric in meters.read().items()}
     values = [meters.value(each) for each in gauges[:2]]
     backlog.forget()
@@ -207,20 +204,13 @@ def test_backlog_is_counted_every_ten_seconds_and_grows_older_meanwhile() -> Non
 def test_without_a_listener_no_clock_is_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody asks for costs nothing."""
 
-    def refuse() -> float:
-        raise AssertionError("a clock was read")
-
-    monkeypatch.setattr("celery_idempotent.engine.events.perf_counter", refuse)
+    monkeypatch.setattr("celery_idempotent.engine.events.perf_counter", raising(AssertionError("a clock was read")))
     assert (shop.deliver("o").state, receiving()) == ("SUCCESS", 0)
 
 
 def test_listener_that_fails_ends_no_claim() -> None:
     """Nor does it take the place of the store's error."""
-
-    def fail(*told: Any) -> None:
-        raise LookupError("of the exporter")
-
-    engine_events.listen(fail)
+    engine_events.listen(raising(LookupError("of the exporter")))
     try:
         assert timed(Timed.CLAIM, "t", lambda: "claimed") == "claimed"
         with pytest.raises(ZeroDivisionError):

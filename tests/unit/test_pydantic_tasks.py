@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 pytestmark = since_celery("5.5", "pydantic=True")
 publishes_models = since_celery("5.7", "the publishing of models")
-reads_texts = since_celery("5.7", "annotations that are text")
 
 
 class Item(pydantic.BaseModel):
@@ -100,7 +99,6 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (one, (SHORT,), {"pydantic_dump_kwargs": {"exclude_defaults": True}}),
     (one_of_its_own, (SHORT,), {"bind": True}),
     (perhaps, (), {}),
-    (perhaps, (SHORT,), {}),
     (perhaps_in_old_style, (SHORT,), {}),
     (annotated, (SHORT,), {}),
     (several, ([SHORT, SHORT],), {}),
@@ -149,25 +147,17 @@ def test_default_left_out_is_the_default_where_celery_builds_the_model(body: Any
     assert len(set(_keys(body, SHORT, {"sku": "a", "count": 2}))) == 2
 
 
-@pytest.mark.parametrize(
-    ("body", "short", "spelt_out"),
-    [
-        (several, [SHORT], [SPELT_OUT]),
-        (by_name, {"x": SHORT}, {"x": SPELT_OUT}),
-        (one_or_text, SHORT, SPELT_OUT),
-        (untyped, SHORT, SPELT_OUT),
-    ],
-)
-def test_calls_are_different_where_the_body_gets_different_values(body: Any, short: Any, spelt_out: Any) -> None:
+def test_calls_are_different_where_the_body_gets_different_values() -> None:
     """Celery builds no model there, so the body sees two different calls."""
-    assert len(set(_keys(body, short, spelt_out))) == 2
+    assert len(set(_keys(several, [SHORT], [SPELT_OUT]))) == 2
+    for body in (one_or_text, untyped):
+        assert len(set(_keys(body, SHORT, SPELT_OUT))) == 2
 
 
 def test_key_is_of_what_a_validator_makes() -> None:
     """The context that Celery hands to validators counts, and so does what they make of a value."""
     (cheap,), (dear,) = (_keys(priced, {"cents": 7}, pydantic_context={"rate": rate}) for rate in (1, 2))
     assert cheap != dear
-
     assert len(set(_keys(emptying, {"name": "a"}, {"sku": "a"}))) == 1
 
 

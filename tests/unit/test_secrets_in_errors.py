@@ -31,7 +31,7 @@ mysql+pymysql://user:{secret}@host/db?timeout=x
 """
 
 
-@pytest.mark.parametrize("secret", [SECRET, "s3cr3t", "pa#ss@w?rd:1"])
+@pytest.mark.parametrize("secret", [SECRET, "pa#ss@w?rd:1"])
 @pytest.mark.parametrize("url", [*PLACES.split(), "no {secret}://host"])
 def test_error_quotes_nothing_of_a_url(url: str, secret: str) -> None:
     """Neither the error, nor what it came from, which a traceback would show."""
@@ -54,14 +54,9 @@ def test_nothing_that_holds_a_url_shows_its_password(url: str) -> None:
     holders: list[Any] = [Sessions("s3cr3t"), address_of(f"{url}?secret=s3cr3t" if "s3:" not in url else url)]
     if "s3:" not in url:
         app = an_app(idempotency_store=url)
-        holders += [
-            place_of(url, None)(),
-            place_of(url, None)().opened,
-            runtime_of(app),
-            runtime_of(app).opened,
-            open_store(url),
-        ]
-        holders += [HttpGuard("anybody", url, None, {}), *vars(open_store(url)).values()]
+        for each in (place_of(url, None)(), runtime_of(app)):
+            holders += [each, each.opened]
+        holders += [HttpGuard("anybody", url, None, {}), open_store(url), *vars(open_store(url)).values()]
 
     assert "s3cr3t" not in repr(holders)
 
