@@ -26,8 +26,6 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
 from tests.support.deliveries import an_app
 
-__all__ = ["Behaviour", "Got", "Reply", "Shop"]
-
 DAY = 86_400_000
 
 
@@ -70,27 +68,20 @@ class Shop(ABC):
         """Have requests to any path answered by ``respond``; ``options`` are the coat's."""
 
     @abstractmethod
-    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Got:
-        """Send a request as its framework's client sends."""
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Got: ...
 
     def request(
         self, key: str | None = "k-1", *, method: str = "POST", path: str = "/orders", body: bytes = b"{}", **named: str
     ) -> Got:
         """Send a request; names of headers are written with underscores."""
-        lines = [("idempotency-key", key)] if key is not None else []
-        return self.send(
-            method, path, [*lines, *((name.replace("_", "-"), each) for name, each in named.items())], body
-        )
+        lines = {"idempotency-key": key, **{name.replace("_", "-"): each for name, each in named.items()}}
+        return self.send(method, path, [(name, each) for name, each in lines.items() if each is not None], body)
 
 
-class Count:
+def counting(**reply: Any) -> Callable[[], Reply]:
     """An application whose body is the number of its order."""
-
-    def __init__(self, **reply: Any) -> None:
-        self._numbers, self._reply = itertools.count(1), reply
-
-    def __call__(self) -> Reply:
-        return Reply(**{"body": b"%d" % next(self._numbers), **self._reply})
+    numbers = itertools.count(1)
+    return lambda: Reply(**{"body": b"%d" % next(numbers), **reply})
 
 
 TWICE: tuple[dict[str, Any], ...] = ({}, {})
@@ -157,7 +148,7 @@ class Behaviour:
     def test_requests_are_answered_and_run_as_the_table_says(self, shop: Shop, store: MemoryStore, row: str) -> None:
         """What is neither refused nor replayed has run, with its whole body."""
         requests, answers, options, reply = ROWS[row]
-        shop.serve(Count(**reply), store=store, **options)
+        shop.serve(counting(**reply), store=store, **options)
 
         assert [str(shop.request(**each)) for each in requests] == list(answers)
 
@@ -169,7 +160,7 @@ class Behaviour:
     def test_repetition_has_the_headers_of_the_outcome(self, shop: Shop, store: MemoryStore, chosen: Any) -> None:
         """But for those about one client, and those that the author leaves out."""
         given = {"Location": "/1", "Set-Cookie": "session=1", "Content-Type": "application/json", "X-Request": "1"}
-        shop.serve(Count(headers=given), store=store, **({"headers": chosen} if chosen else {}))
+        shop.serve(counting(headers=given), store=store, **({"headers": chosen} if chosen else {}))
         first, again = (shop.request().headers for _ in range(2))
         kept = chosen or {"location", "content-type", "x-request"}
         assert {*map(str.lower, given)} <= first.keys()
@@ -181,7 +172,7 @@ class Behaviour:
     def test_function_names_the_caller(self, shop: Shop, store: MemoryStore) -> None:
         """Of the framework's own request."""
         tenants = iter([1, 2, "1"])
-        shop.serve(Count(), store=store, caller=lambda request: next(tenants))
+        shop.serve(counting(), store=store, caller=lambda request: next(tenants))
         assert [str(shop.request()) for _ in range(3)] == ["201 1", "201 2", "201 1 replayed"]
 
     def test_repetition_meets_a_request_in_flight(self, shop: Shop, store: MemoryStore) -> None:
@@ -202,7 +193,7 @@ class Behaviour:
         """Seven days by default; until then the record has the request's name and label."""
         clock = FakeClock()
         store = MemoryStore(clock.now)
-        shop.serve(Count(), store=store, policy=ORDER)
+        shop.serve(counting(), store=store, policy=ORDER)
         shop.request(**AT[0])
         (record,) = store.scan()
         assert record.label == "anybody/o-7"
@@ -214,7 +205,7 @@ class Behaviour:
         """503: the claim was not confirmed, or the response was not, as a step of the view's raises it."""
         faulty = FaultyStore(store)
         faulty.faults.extend(["request lost"] * 9)
-        shop.serve(Count(), store=faulty)
+        shop.serve(counting(), store=faulty)
         assert str(shop.request()) == "503 store-unavailable later"
         faulty.faults.clear()
         assert str(shop.request()) == "201 1"
@@ -269,9 +260,7 @@ class Behaviour:
         assert str(shop.request()) == ("202 theirs" if has_ended else "409 in-flight later")
 
     @pytest.mark.parametrize("error", [KeyReused("another", "t-1"), StoreMisconfigured("s", "swap", "x"), OSError()])
-    def test_exception_that_is_not_the_requests_own_passes(
-        self, shop: Shop, store: MemoryStore, error: Exception
-    ) -> None:
+    def test_exception_of_something_else_passes(self, shop: Shop, store: MemoryStore, error: Exception) -> None:
         """As it does without the coat; the claim is given back."""
         shop.serve(Mock(side_effect=error), store=store)
         with pytest.raises(type(error)):

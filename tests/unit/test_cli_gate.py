@@ -23,8 +23,6 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 class Unanswering(StoreWrapper):
-    """Cannot be reached."""
-
     def verify(self) -> None:
         raise StoreUnavailable("s", "PutItem", "timed out")
 
@@ -99,18 +97,9 @@ def test_warning_fails_a_strict_check_alone(app: Celery) -> None:
     assert of_store.startswith("idempotency_store=memory://: every process")
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("amqp://rabbit//", "amqp://guest@rabbit:5672//"),
-        ("redis://:s3cr3t@redis/0", "redis://:**@redis:6379/0"),
-    ],
-)
-def test_broker_is_shown_without_its_password(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, url: str, shown: str
-) -> None:
+def test_broker_is_shown_without_its_password(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it cannot be reached, in the transport's words."""
-    app.conf.broker_url = url
+    app.conf.broker_url, shown = "redis://:s3cr3t@redis/0", "redis://:**@redis:6379/0"
     monkeypatch.setattr("kombu.Connection.connect", lambda self: None)
     assert told(app, "check")["broker"] == shown
     monkeypatch.setattr("kombu.Connection.connect", Mock(side_effect=OperationalError("refused\n\x1b[31m")))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, Policy, Record, Status, current_attempt
+from celery_idempotent import AtMostOnce, IdempotentTask, Keyed, Policy, Status, current_attempt
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.operating.display import duration, iso, outcome, state
@@ -119,23 +119,19 @@ def test_list_says_that_there_is_more(app: Celery) -> None:
 
 
 def test_row_is_one_line_of_a_narrow_terminal(app: Celery, terminal: pytest.MonkeyPatch) -> None:
-    """What is least asked for is left out, labels are cut, and of a hash there is what every command takes."""
+    """Labels are cut, and of a hash there is what every command takes."""
     tasks = ("shop.charge", "shop.refund", f"shop.{'billing.' * 8}charge")
     wide = {"label": f"acme/{'o' * 60}", "worker": "celery@w", "status": Status.UNKNOWN, "fencing_token": 1}
     written = app.conf.idempotency_store.now() - 3 * HOUR
     records = [keep(app, key=f"{task}:1:{DIGEST}", task=task, updated_at=written, **wide) for task in tasks]
 
-    heads, *rows = _rows(app, "list")
+    _, *rows = _rows(app, "list")
     shown = [row.split()[-1] for row in rows]
-
-    assert heads.split() == ["STATUS", "AGE", "LABEL", "KEY"]
     assert [len(row.rstrip()) <= 80 and "…" in row and " 3 h " in row for row in rows[:2]] == [True, True]
     assert shown == [each.key[:-52] for each in records]
     for text, record in zip(shown, records, strict=True):
         assert told(app, "show", text)["key"] == record.key
         assert run(app, "resolve", text, "--rerun", "--yes").stdout == f"{record.key} is RELEASED\n"
-    terminal.setenv("COLUMNS", "220")
-    assert _rows(app, "list")[0].split() == ["STATUS", "UPDATED", "ATTEMPTS", "LABEL", "KEY", "WORKER"]
 
 
 @pytest.mark.parametrize(
@@ -144,19 +140,15 @@ def test_row_is_one_line_of_a_narrow_terminal(app: Celery, terminal: pytest.Monk
         (("list", "--limit", "0"), "range"),
         *((("list", "--older-than", each), "must be an age such as 30m") for each in ("2", "-2d", "1.2345d")),
         (("list", "--status", "DONE"), "--status"),
-        *((("purge", "--batch", each), "--batch") for each in ("0", "10001")),
-        (("purge", "--max", "0"), "--max"),
+        (("purge", "--batch", "10001"), "--batch"),
         (("purge", "--released-before", "nan"), "--released-before"),
-        (("relay", "--every", "0"), "--every"),
         (("key", "shop.charge", "--args", "[7"), "not JSON"),
-        (("key", "shop.charge", "--args", '{"order": 7}'), "not a JSON list"),
         (("key", "shop.charge", "--kwargs", "[7]"), "not a JSON dict"),
         (("key", "shop.charge", "--args", "[7, 8]"), "does not take these arguments"),
         (("key", "plain"), "not idempotent"),
         (("key", "shop.chrge"), ", shop.charge"),
-        (("resolve",), "either --completed RESULT or --rerun"),
         (("resolve", "k", "--rerun", "--completed", "1"), "either --completed RESULT or --rerun"),
-        *((("resolve", "k", "--completed", each), "not JSON") for each in ("ch_1", "[" * 100_000)),
+        (("resolve", "k", "--completed", "[" * 100_000), "not JSON"),
         (("resolve", "--rerun"), "give a KEY"),
         (("forget", "k", "--label", "acme/*"), "not both"),
         (("forget", "--label", "acme/*"), "--reason"),
@@ -225,16 +217,10 @@ STEPS = {
 VERDICT = {"action": "rerun", "by": "ann", "reason": "PAY", "at": 0, "status": "UNKNOWN", "attempt": 1, "error": "slow"}
 
 
-def _with_steps(app: Celery) -> Record:
-    return keep(app, key="k", status=Status.UNKNOWN, task="shop.charge", steps=STEPS, verdict=VERDICT)
-
-
-def test_show_as_json_has_steps_with_their_effect_keys(app: Celery) -> None:
-    """What is JSON is decoded; of the rest, which could run code when it is read, the size is told."""
-    record = _with_steps(app)
-
+def test_show_has_steps_with_their_effect_keys(app: Celery) -> None:
+    """What is JSON is decoded, the rest could run code and is measured; people read what is in doubt, and its key."""
+    record = keep(app, key="k", status=Status.UNKNOWN, task="shop.charge", steps=STEPS, verdict=VERDICT)
     shown = told(app, "show", "k")
-
     unread, made = {"bytes": 1}, {name: effect_key("k", name) for name in [*STEPS, "charge"]}
     states: dict[str, dict[str, Any]] = {
         "paid": {"state": "finished", "content_type": JSON, "result": {"id": "ch_1"}},
@@ -248,23 +234,11 @@ def test_show_as_json_has_steps_with_their_effect_keys(app: Celery) -> None:
     assert shown["effect_keys"] == made
     facts = (shown["result"], shown["fencing_token"], shown["lease_until"])
     assert facts == (None, record.fencing_token, iso(record.lease_until))
-
-
-def test_show_tells_a_person_of_steps_and_verdicts(app: Celery) -> None:
-    """Which may have happened, what the receiver knows each by, and who has judged before."""
-    _with_steps(app)
     lines = [line.strip().split("  ", 1)[1] for line in run(app, "show", "k").stdout.splitlines()]
-    effects = {
-        "paid": "finished",
-        "lost": "finished; its result is lost: too large",
-        "text bob": "began at 2027-01-15T08:00:00.000Z in attempt 2, and did not end",
-        "broken": "not readable by this version",
-        "charge": "nothing recorded",
-    }
-    for name, known in effects.items():
-        assert lines[lines.index(f"{name}: {known}") + 1] == effect_key("k", name)
-    judged = "rerun by ann, on UNKNOWN after attempt 1, because: PAY (it had said: slow)"
-    assert f"1970-01-01T00:00:00.000Z {judged}" in lines
+    for known in ("text bob: began at 2027-01-15T08:00:00.000Z in attempt 2, and did not end", "lost: finished; "):
+        (line,) = (number for number, each in enumerate(lines) if each.startswith(known))
+        assert lines[line + 1] == made[known.partition(":")[0]]
+    assert any("rerun by ann, on UNKNOWN after attempt 1, because: PAY (it had said: slow)" in each for each in lines)
 
 
 def test_show_tells_until_when_an_outcome_counts(app: Celery) -> None:
@@ -310,18 +284,6 @@ def test_nothing_that_was_stored_is_obeyed_by_a_terminal(
         assert (made.isascii(), SHOWN[:20] in plain) == (True, True)
     (facts,) = told(app, "list")
     assert (facts["error"], facts["label"], facts["key"]) == (HOSTILE, HOSTILE, record.key)
-
-
-def test_terminal_is_told_what_goes_on_and_a_pipe_is_not(app: Celery, terminal: pytest.MonkeyPatch) -> None:
-    """How many were read, how many of how many were judged; on stderr, and gone at the end."""
-    records = [keep(app, status=Status.UNKNOWN, worker=f"celery@{'w' * 90}") for _ in range(3)]
-    drawn = run(app, "resolve", "--status", "unknown", "--rerun", "--yes", "--reason", "r")
-    assert "judged 3, refused 0" in drawn.stdout
-    assert [each for each in ("reading 3", "judging", "3/3") if each not in drawn.stderr] == []
-    terminal.setattr(screen, "is_terminal", lambda *, err=False: False)
-    listed = run(app, "list")
-    assert listed.stderr == ""
-    assert [each.key in listed.stdout and each.worker in listed.stdout for each in records] == [True] * 3
 
 
 POINTER = pointed(Encoded("x" * 200, JSON))

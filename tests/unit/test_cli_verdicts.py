@@ -72,10 +72,10 @@ def think(monkeypatch: pytest.MonkeyPatch, store: FaultyStore, record: Record) -
 def test_record_is_shown_before_a_verdict_is_asked_for(
     app: Celery, store: FaultyStore, verdict: tuple[str, ...], status: Status, question: str
 ) -> None:
-    """Which task, which message, which worker, and since when; what is stated; and after a no it is as it was."""
+    """Which message, and since when; what is stated; and after a no it is as it was."""
     record = keep(app, "k", status, error="it stalled")
     result = run(app, *verdict, "k", answer="n\n")
-    known = (record.task, record.task_id, record.worker, "2023-11-14T22:13:20.000Z", "it stalled", question)
+    known = (record.task_id, "2023-11-14T22:13:20.000Z", "it stalled", question)
     assert [each for each in known if each not in result.stdout] == []
     assert (result.exit_code, store.get("k")) == (1, record)
 
@@ -257,12 +257,7 @@ def test_reason_is_asked_for_in_a_terminal(app: Celery, store: FaultyStore, monk
         keep(app, key)
         result = run(app, "resolve", *arguments, "--rerun", answer=answer)
         assert (result.exit_code, result.stdout.count("Reason: ")) == (0, asked)
-    assert {each.key: each.verdict["reason"] for each in store.scan()} == {
-        "u1": "",
-        "u2": "",
-        "u3": "PAY-3",
-        "u4": "PAY-2",
-    }
+    assert [each.verdict["reason"] for each in store.scan()] == ["", "", "PAY-3", "PAY-2"]
 
 
 @pytest.mark.parametrize("at_a_terminal", [False, True])

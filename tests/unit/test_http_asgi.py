@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from starlette.applications import Starlette
@@ -17,11 +18,54 @@ from celery_idempotent.contrib.http import answer
 from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware, route_of
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
-from tests.support.asgi import Client, Message, exchange, scope
-from tests.support.http_behaviour import Behaviour
+from tests.support.http_behaviour import Behaviour, Got, Reply, Shop
 
+Message = dict[str, Any]
 KEY = ("idempotency-key", "k")
-START: Message = {"type": "http.response.start", "status": 201, "headers": []}
+START = Message(type="http.response.start", status=201, headers=[])
+
+
+class Client(Shop):
+    """Speaks ASGI with an application, or one that it serves: each request has an event loop of its own."""
+
+    def __init__(self, app: Any = None) -> None:
+        self.app = app
+        self.bodies: list[bytes] = []
+
+    def serve(self, respond: Callable[[], Reply], **options: Any) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            self.bodies.append((await receive())["body"])
+            reply = respond()
+            length = {} if reply.chunks else {"content-length": str(len(reply.body))}
+            headers = [(n.lower().encode(), v.encode()) for n, v in {**length, **reply.headers}.items()]
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            for each in reply.chunks or ():
+                await send({"type": "http.response.body", "body": each, "more_body": True})
+            await send({"type": "http.response.body", "body": b"" if reply.chunks else reply.body})
+
+        self.app = IdempotencyMiddleware(app, **{"caller": "anybody", **options})
+
+    def send(self, method: str, path: str, headers: list[tuple[str, str]], *parts: bytes) -> Got:
+        waiting = [Message(type="http.request", body=each, more_body=each is not parts[-1]) for each in parts]
+        start, *bodies = asyncio.run(exchange(self.app, scope(method, path, headers), waiting))
+        assert [each.get("more_body", False) for each in bodies] == [True] * (len(bodies) - 1) + [False]
+        named = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
+        return Got(start["status"], named, b"".join(each["body"] for each in bodies))
+
+
+def scope(method: str, path: str, headers: list[tuple[str, str]]) -> dict[str, Any]:
+    """A connection's, as a server makes it."""
+    path, _, query = path.partition("?")
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    about = {"method": method, "path": path, "root_path": "", "query_string": query.encode(), "headers": raw}
+    return {"type": "http", **about, "extensions": {"http.response.pathsend": {}}}
+
+
+async def exchange(app: Any, asked: Message, waiting: list[Message]) -> list[Any]:
+    """All that ``app`` sends for one connection; what it receives when nothing waits is a disconnect."""
+    receive = AsyncMock(side_effect=lambda: waiting.pop(0) if waiting else {"type": "http.disconnect"})
+    await app(asked, receive, send := AsyncMock())
+    return [each.args[0] for each in send.call_args_list]
 
 
 class TestAsgi(Behaviour):
@@ -70,15 +114,11 @@ def test_record_is_called_by_the_route(store: MemoryStore) -> None:
 
 def test_other_connections_pass() -> None:
     """Of a server's start, of WebSockets, and those that ``only`` leaves out, which has to be a function."""
-    seen: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["type"])
-
+    app = AsyncMock()
     middleware = IdempotencyMiddleware(app, caller="anybody", store="memory://", only=lambda scope: False)
-    asyncio.run(exchange(middleware, {"type": "lifespan"}, []))
-    asyncio.run(exchange(middleware, scope("POST", "/", [KEY]), []))
-    assert seen == ["lifespan", "http"]
+    for each in ({"type": "lifespan"}, scope("POST", "/", [KEY])):
+        asyncio.run(exchange(middleware, each, []))
+    assert [each.args[0]["type"] for each in app.call_args_list] == ["lifespan", "http"]
     only: Any = "/orders"
     with pytest.raises(PolicyError, match="only"):
         IdempotencyMiddleware(plain, caller="anybody", store="memory://", only=only)
@@ -107,18 +147,9 @@ def test_body_in_parts_is_one(store: MemoryStore, headers: Any, parts: list[byte
 @pytest.mark.parametrize("caller", ["authorization", lambda scope: None])
 def test_nothing_is_read_of_a_stranger(caller: Any) -> None:
     """Hundreds of half-sent bodies would otherwise stay in memory, of whom nobody has let in."""
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        raise AssertionError("read")
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    app = IdempotencyMiddleware(plain, store=MemoryStore(), caller=caller)
+    app, receive, send = IdempotencyMiddleware(plain, store=MemoryStore(), caller=caller), AsyncMock(), AsyncMock()
     asyncio.run(app(scope("POST", "/orders/1", [KEY]), receive, send))
-
-    assert sent[0]["status"] == 403
+    assert (send.call_args_list[0].args[0]["status"], receive.called) == (403, False)
 
 
 @pytest.mark.parametrize("inner", [{}, {"methods": ("PATCH",)}])
@@ -131,7 +162,7 @@ def test_coat_in_a_coat_is_one(store: MemoryStore, inner: Any) -> None:
 
 def test_client_that_leaves_within_his_request_asked_for_nothing(store: MemoryStore) -> None:
     """Half a body is none."""
-    parts: list[Message] = [{"type": "http.request", "body": b"ab", "more_body": True}]
+    parts = [Message(type="http.request", body=b"ab", more_body=True)]
     assert asyncio.run(exchange(starlette(created, store).app, scope("POST", "/orders/1", [KEY]), parts)) == []
     assert not list(store.scan())
 
@@ -194,8 +225,9 @@ def test_cancelled_application_gives_the_claim_back(store: MemoryStore) -> None:
             await asyncio.Event().wait()
 
         middleware = IdempotencyMiddleware(app, caller="anybody", store=store)
-        waiting: list[Message] = [{"type": "http.request", "body": b""}]
-        task = asyncio.ensure_future(exchange(middleware, scope("POST", "/", [KEY]), waiting))
+        task = asyncio.ensure_future(
+            exchange(middleware, scope("POST", "/", [KEY]), [Message(type="http.request", body=b"")])
+        )
         await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -221,10 +253,7 @@ def test_answer_that_a_view_commits_counts(tmp_path: Any, fails: bool) -> None:
             raise ZeroDivisionError
         return JSONResponse({"other": 1}, 500)
 
-    async def caller(scope: Any) -> str:
-        return "tenant"
-
-    client = starlette(view, store, caller=caller)
+    client = starlette(view, store, caller=AsyncMock(return_value="tenant"))
     answers = [str(client.request(path="/orders/1")) for _ in range(2)]
     assert answers == ['201 {"booked": 5}', '201 {"booked": 5} replayed']
     store.close()
