@@ -34,7 +34,6 @@ class Watched(MemoryStore):
         super().__init__()
         self.read = 0
         self.scans = 0
-        #: Called before each scan.
         self.before_scan: Callable[[], object] = lambda: None
         #: What every look at the records meets.
         self.error: Exception | None = None
@@ -42,13 +41,15 @@ class Watched(MemoryStore):
         self.failing: dict[str, Exception] = {}
 
     def get(self, key: str) -> Record | None:
-        self._fail()
+        if self.error:
+            raise self.error
         return super().get(key)
 
     def scan(self, **asked: Any) -> Iterator[Record]:
         self.scans += 1
         self.before_scan()
-        self._fail()
+        if self.error:
+            raise self.error
         for record in super().scan(**asked):
             self.read += 1
             yield record
@@ -57,10 +58,6 @@ class Watched(MemoryStore):
         if new.key in self.failing:
             raise self.failing[new.key]
         return super().swap(new, expected)
-
-    def _fail(self) -> None:
-        if self.error:
-            raise self.error
 
 
 def a_shop(**settings: Any) -> Celery:
@@ -135,11 +132,12 @@ def form_token_in(html: str) -> str:
 
 def overview_of(person: TestClient) -> str:
     """The overview, once a count is over."""
-    return wait_until(lambda: _counted(person.get("/").text), "the records are counted")
+    return seen(person, "/", lambda page: 'http-equiv="refresh"' not in page.text).text
 
 
-def _counted(html: str) -> str:
-    return "" if 'http-equiv="refresh"' in html else html
+def seen(person: TestClient, path: str, is_wanted: Callable[[Any], bool]) -> Any:
+    """The first answer that is wanted."""
+    return wait_until(lambda: [page for page in [person.get(path)] if is_wanted(page)], "it is shown")[0]
 
 
 def text_of(html: str) -> str:
