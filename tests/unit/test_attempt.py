@@ -9,19 +9,11 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 
-from celery_idempotent import AtMostOnce, Policy, current_attempt
+from celery_idempotent import AtMostOnce, LeaseLost, OutcomeUnknown, Policy, current_attempt
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
 from celery_idempotent.engine.delivery import Outcome
 from celery_idempotent.engine.transaction import derived_id
-from celery_idempotent.errors import (
-    LeaseLost,
-    OutcomeUnknown,
-    PolicyError,
-    ResultLost,
-    SafeToRetry,
-    StoreUnavailable,
-    WriteRefused,
-)
+from celery_idempotent.errors import PolicyError, ResultLost, SafeToRetry, StoreUnavailable, WriteRefused
 from celery_idempotent.protocol.effects import Fenced, Keyed
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status

@@ -13,16 +13,9 @@ from celery.app.task import Context
 from celery.contrib.testing.mocks import task_message_from_sig
 from celery.worker.request import Request
 
-from celery_idempotent import (
-    IdempotentMixin,
-    IdempotentTask,
-    InFlight,
-    KeyMissing,
-    Policy,
-    PolicyError,
-    current_attempt,
-)
+from celery_idempotent import IdempotentMixin, IdempotentTask, Policy, current_attempt
 from celery_idempotent.engine.attempt import Execution
+from celery_idempotent.errors import InFlight, KeyMissing, PolicyError
 from celery_idempotent.integration.context import arrival_of, note_list
 from celery_idempotent.integration.headers import KEY_HEADER
 from celery_idempotent.stores.memory import MemoryStore

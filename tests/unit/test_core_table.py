@@ -11,19 +11,10 @@ from unittest.mock import ANY
 
 import pytest
 
+from celery_idempotent import KeyReused, LeaseLost, OutcomeUnknown, PolicyError
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.delivery import Conflict, Outcome
-from celery_idempotent.errors import (
-    KeyReused,
-    LeaseLost,
-    OutcomeUnknown,
-    PolicyError,
-    ReplayedFailure,
-    ResultLost,
-    SafeToRetry,
-    StoreMisconfigured,
-    StoreUnavailable,
-)
+from celery_idempotent.errors import ReplayedFailure, ResultLost, SafeToRetry, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.record import RecordUnreadable, Status
 from tests.support.scene import Again, Elsewhere, Scene, SoftTimeLimit, raising

@@ -15,12 +15,7 @@ from click import ClickException
 
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.integration.broker.extenders import Missing, Refused, SqsExtender
-from celery_idempotent.integration.broker.holding import (
-    HeldMessage,
-    HeldMessages,
-    Keeper,
-    due,
-)
+from celery_idempotent.integration.broker.holding import HeldMessage, HeldMessages, Keeper, due
 from tests.support.deliveries import an_app
 from tests.support.links import unlinked
 from tests.support.waiting import wait_until

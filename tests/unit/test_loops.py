@@ -7,19 +7,11 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import (
-    AtMostOnce,
-    LeaseLost,
-    OutcomeUnknown,
-    Policy,
-    PolicyError,
-    StoreUnavailable,
-    current_attempt,
-    idempotent,
-)
+from celery_idempotent import AtMostOnce, Policy, current_attempt, idempotent
 from celery_idempotent.engine import loops
 from celery_idempotent.engine.attempt import Attempt
 from celery_idempotent.engine.loops import awaited
+from celery_idempotent.errors import LeaseLost, OutcomeUnknown, PolicyError, StoreUnavailable
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Finished, Step

@@ -20,19 +20,15 @@ from celery_idempotent import (
     IdempotentTask,
     KeyMissing,
     LeaseLost,
-    OutcomeUnknown,
     Policy,
-    PolicyError,
-    SafeToRetry,
-    StoreMisconfigured,
-    StoreUnavailable,
     current_attempt,
     idempotent,
-    open_store,
 )
+from celery_idempotent.errors import OutcomeUnknown, PolicyError, SafeToRetry, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.operating.worker import StoreCheck, check
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
+from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import an_app, deliver, published
 from tests.support.messages import entries

@@ -13,13 +13,8 @@ import click
 import pytest
 from celery import Celery
 
-from celery_idempotent import (
-    IdempotencyWarning,
-    IdempotentTask,
-    Policy,
-    StoreMisconfigured,
-    StoreUnavailable,
-)
+from celery_idempotent import IdempotentTask, Policy
+from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.operating.worker import StoreCheck
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line

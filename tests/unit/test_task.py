@@ -10,20 +10,8 @@ from celery import Celery, Task, chain
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError, WorkerShutdown, WorkerTerminate
 from greenlet import GreenletExit
 
-from celery_idempotent import (
-    IdempotencyWarning,
-    IdempotentMixin,
-    IdempotentTask,
-    InFlight,
-    KeyMissing,
-    KeyReused,
-    OutcomeUnknown,
-    Policy,
-    SafeToRetry,
-    Status,
-    StoreUnavailable,
-    current_attempt,
-)
+from celery_idempotent import IdempotencyWarning, IdempotentMixin, IdempotentTask, Policy, Status, current_attempt
+from celery_idempotent.errors import InFlight, KeyMissing, KeyReused, OutcomeUnknown, SafeToRetry, StoreUnavailable
 from celery_idempotent.integration.broker.recovery import mark
 from tests.support.deliveries import Ended, Shop, an_app, deliver, redeliver, signalled
 from tests.support.scene import raising

@@ -6,12 +6,8 @@ from typing import Any
 import pytest
 from celery import Task
 
-from celery_idempotent.integration.versions import (
-    KeepsRequest,
-    comes_back_from_lost_worker,
-    dumped_models,
-    headers_again,
-)
+from celery_idempotent.integration import versions
+from celery_idempotent.integration.versions import KeepsRequest, comes_back_from_lost_worker, dumped_models
 
 DEATHS = ["x-death", *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("queue", "reason"))]
 KEPT = {"mine": "x", "x-deadline": 5, 7: "number"}
@@ -24,7 +20,7 @@ def test_no_version_publishes_the_deaths_of_a_message_again(headers: Any, again:
     """RabbitMQ would drop a message that carries them, and nobody would hear of it; None says that there are none."""
     # One whose headers Celery gives back as they came, as it does before 5.6.
     request = SimpleNamespace(_headers=headers, as_execution_options=lambda: {"headers": headers})
-    assert headers_again(request) == again
+    assert versions.headers_again(request) == again
 
 
 def test_models_are_dumped_where_celery_dumps_them() -> None:
