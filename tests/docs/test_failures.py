@@ -27,71 +27,53 @@ from celery_idempotent import (
 from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.integration.broker.recovery import mark
 from celery_idempotent.integration.task import guard
-from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.testing import FakeClock, FaultyStore
+from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.scenarios import WorkerDied
 from tests.support.deliveries import Ended, an_app, deliver
 from tests.support.documents import DOCS, table
+from tests.support.stage import LEASE_AND_GRACE, Stage, StagedStore
 
 PAGE = DOCS / "reference/failures.md"
-LEASE_AND_GRACE = 61_000
-LOST = "request lost"
 
 
 class Scene:
-    """One task of one kind, its receiver, its store, and the means to break things at any point."""
+    """One task of one kind and its receiver, on a stage with a clock of its own."""
 
     def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch, **policy: Any) -> None:
-        self.clock = FakeClock()
-        self.store = FaultyStore(MemoryStore(self.clock.now))
-        self.store.before_swap = self.refuse_the_dead
-        self.app = an_app(idempotency_store=self.store)
+        self.stage, self.clock, self.is_keyed = Stage(), FakeClock(), kind == "keyed"
+        self.store = StagedStore(MemoryStore(self.clock.now), self.stage)
         self.calls: list[str] = []
-        self.before: Callable[[], None] = lambda: None
-        self.after: Callable[[], Any] = lambda: "ch_1"
-        self.dead = False
-        self.is_keyed = kind == "keyed"
+        self.returns: Callable[[int], Any] = "ch_{}".format
         monkeypatch.setattr(guard, "Delivery", partial(Delivery, clock=self.clock))
-        on_takeover: Any = "refuse" if kind == "refuse" else "rerun"
-        options = {"name": "shop.charge", "idempotent": Policy(key="order_id", on_takeover=on_takeover, **policy)}
 
-        @self.app.task(base=IdempotentTask, bind=True, shared=False, **options)
-        def charge(task: Any, order_id: int) -> Any:
-            before, self.before = self.before, lambda: None
-            after, self.after = self.after, lambda: "ch_1"
-            before()
-            self.calls.append(current_attempt().effect_key("charge"))
-            return after()
+        def charge(order_id: int) -> Any:
+            key = current_attempt().effect_key("charge")
+            return self.returns(self.stage.ask("effect", lambda: self.calls.append(key) or len(self.calls)))  # type: ignore[func-returns-value]
 
-        self.task = charge
-
-    def refuse_the_dead(self, record: Record) -> None:
-        if self.dead:
-            raise WorkerDied
-
-    def die(self) -> None:
-        self.dead = True
-        raise WorkerDied
+        kinds: Any = {"on_takeover": "refuse" if kind == "refuse" else "rerun"}
+        options = {"name": "shop.charge", "idempotent": Policy(key="order_id", **kinds, **policy)}
+        self.task = an_app(idempotency_store=self.store).task(base=IdempotentTask, shared=False, **options)(charge)
 
     @property
     def effects(self) -> int:
         return len(set(self.calls)) if self.is_keyed else len(self.calls)
 
     @property
-    def status(self) -> Status | None:
-        record = next(self.store.scan(), None)
-        return record.status if record else None
+    def status(self) -> Status:
+        (record,) = self.store.scan()
+        return record.status
 
     def deliver(self) -> Ended:
         """One delivery; its state is DIED if its worker did, and STOPPED if it was."""
         try:
             return deliver(self.task, 7)
         except WorkerDied:
-            self.dead = False
             return Ended("DIED", None)
         except SystemExit:
             return Ended("STOPPED", None)
+        finally:
+            self.stage.revive()
 
     def settle(self) -> Ended:
         """Deliver until it is not postponed any more; every time it is, the lease runs out."""
@@ -106,32 +88,29 @@ class Scene:
 Act = Callable[[Scene], None]
 
 
-def ends(*states: str, faults: tuple[Any, ...] = (), effects: int | None = None) -> Act:
-    """So do the first deliveries, while the store has these faults."""
+def ends(*states: str, at: tuple[str, ...] = (), effects: int | None = None) -> Act:
+    """So do the first deliveries, while the store does not answer at these moments."""
 
     def act(scene: Scene) -> None:
-        scene.store.faults.extend(faults)
+        for moment in at:
+            scene.stage.plan(moment, raising(StoreUnavailable("store", "swap", "no answer")))
         assert [scene.deliver().state for _ in states] == list(states)
-        assert effects in (None, scene.effects)
+        assert (effects in (None, scene.effects), scene.stage.unplayed) == (True, [])
 
     return act
 
 
-def dies(place: str) -> Act:
-    """At once, or before or after the effect."""
-
+def dies(moment: str) -> Act:
     def act(scene: Scene) -> None:
-        setattr(scene, place, True if place == "dead" else scene.die)
+        scene.stage.plan(moment, scene.stage.die)
         assert scene.deliver().state == "DIED"
 
     return act
 
 
-def is_stopped(place: str) -> Act:
-    """Before or after the effect."""
-
+def is_stopped(moment: str) -> Act:
     def act(scene: Scene) -> None:
-        setattr(scene, place, partial(stop, scene))
+        scene.stage.plan(moment, partial(stop, scene))
         assert scene.deliver().state == "STOPPED"
 
     return act
@@ -149,53 +128,37 @@ def raising(error: BaseException) -> Callable[..., None]:
     return act
 
 
-def stalls(scene: Scene) -> None:
-    successors: list[Ended] = []
+def stalls(moment: str) -> Act:
+    """It reports its successor's outcome, or its own where there is none."""
 
-    def stall() -> str:
-        scene.clock.advance(LEASE_AND_GRACE)
-        successors.append(scene.deliver())
-        return "late"
+    def act(scene: Scene) -> None:
+        successors: list[Ended] = []
 
-    scene.after = stall
-    ended = scene.deliver()
-    # It reports its successor's outcome, or its own where there is none.
-    assert ended == (successors[0] if successors[0].state == "SUCCESS" else Ended("SUCCESS", "late"))
+        def stall() -> None:
+            scene.clock.advance(LEASE_AND_GRACE)
+            successors.append(scene.deliver())
 
+        scene.stage.plan(moment, stall)
+        ended, (successor,) = scene.deliver(), successors
+        if moment == "after claim":
+            assert (ended.state, scene.effects) == (successor.state, scene.status is not Status.UNKNOWN)
+        else:
+            assert ended == (successor if successor.state == "SUCCESS" else Ended("SUCCESS", "ch_1"))
 
-def stalls_before_the_body(scene: Scene) -> None:
-    swap = scene.store.swap
-
-    def stall(new: Record, expected: str | None) -> Record | None:
-        scene.store.swap = swap  # type: ignore[method-assign]
-        stored = swap(new, expected)
-        scene.clock.advance(LEASE_AND_GRACE)
-        scene.deliver()
-        return stored
-
-    scene.store.swap = stall  # type: ignore[method-assign]
-    assert scene.deliver().state in {"SUCCESS", "FAILURE"}
-    assert scene.effects == (0 if scene.status is Status.UNKNOWN else 1)
+    return act
 
 
 def loses_its_record(scene: Scene) -> None:
-    def vanish() -> str:
+    def vanish() -> None:
         (record,) = scene.store.scan()
         scene.store.delete(record.key, record.revision)
-        return "ch_1"
 
-    scene.after = vanish
+    scene.stage.plan("after effect", vanish)
     assert scene.deliver().state == "SUCCESS"
 
 
 def meets_its_limit(scene: Scene) -> None:
-    strikes = [SoftTimeLimitExceeded()]
-
-    def strike(record: Record) -> None:
-        if record.status is Status.COMPLETED and strikes:
-            raise strikes.pop()
-
-    scene.store.before_swap = strike
+    scene.stage.plan("before COMPLETED", raising(SoftTimeLimitExceeded()))
     assert isinstance(scene.deliver().value, SoftTimeLimitExceeded)
 
 
@@ -207,11 +170,10 @@ def has_no_thread(scene: Scene) -> None:
 
 
 def clock_was_behind(scene: Scene) -> None:
-    scene.clock.advance(LEASE_AND_GRACE)
-    now, behind, successors = scene.store.now, [True], list[str]()
-    scene.store.now = lambda: now() - LEASE_AND_GRACE * bool(behind)  # type: ignore[method-assign]
-    scene.store.before_swap = lambda record: behind.clear()
-    scene.before = lambda: successors.append(scene.deliver().state)
+    successors: list[str] = []
+    scene.stage.ahead = -LEASE_AND_GRACE
+    scene.stage.plan("before claim", partial(setattr, scene.stage, "ahead", 0))
+    scene.stage.plan("before effect", lambda: successors.append(scene.deliver().state))
     assert (scene.deliver().state, successors) == ("SUCCESS", ["RETRY"])
 
 
@@ -219,29 +181,29 @@ def store_is_down_for(seconds: float, state: str) -> Act:
     def act(scene: Scene) -> None:
         back_at = scene.clock.monotonic() + seconds
 
-        def down(record: Record) -> None:
-            if record.status is Status.COMPLETED and scene.clock.monotonic() < back_at:
+        def down() -> None:
+            scene.stage.plan("before COMPLETED", down)
+            if scene.clock.monotonic() < back_at:
                 raise StoreUnavailable("x", "swap", "down")
 
-        scene.store.before_swap = down
+        scene.stage.plan("before COMPLETED", down)
         assert scene.deliver().state == state
-        scene.store.before_swap = scene.refuse_the_dead
 
     return act
 
 
 def cannot_be_postponed(scene: Scene) -> None:
     with patch("celery.app.base.Celery.send_task", side_effect=ConnectionError):
-        ends("REJECTED", faults=(LOST,) * 2)(scene)
+        ends("REJECTED", at=("before claim",) * 2)(scene)
 
 
 def fails_after_the_effect(scene: Scene) -> None:
-    scene.after = raising(ValueError("no"))
+    scene.stage.plan("after effect", raising(ValueError("no")))
     assert scene.deliver().state == "FAILURE"
 
 
 def result_is_lost(scene: Scene) -> None:
-    scene.after = object
+    scene.returns = lambda number: object()
     scene.deliver()
     assert type(scene.settle().value).__name__ == "ResultLost"
 
@@ -253,32 +215,32 @@ def is_forgotten(scene: Scene) -> None:
 
 completes = ends("SUCCESS")
 ROWS: list[Act | tuple[Act, dict[str, Any]]] = [
-    dies("dead"),
-    ends("RETRY", faults=(LOST,) * 2, effects=0),
-    ends("SUCCESS", faults=("reply lost",)),
-    ends("RETRY", faults=("reply lost",) * 2, effects=0),
-    dies("before"),
-    dies("after"),
-    ends("SUCCESS", faults=("none", *(LOST,) * 9)),
-    ends("SUCCESS", faults=("none", *("reply lost",) * 3)),
+    dies("before claim"),
+    ends("RETRY", at=("before claim",) * 2, effects=0),
+    ends("SUCCESS", at=("after claim",)),
+    ends("RETRY", at=("after claim", "after renewal"), effects=0),  # the second is the same write once more
+    dies("before effect"),
+    dies("after effect"),
+    ends("SUCCESS", at=("before COMPLETED",) * 9),
+    ends("SUCCESS", at=("after COMPLETED",) * 3),
     completes,  # and dies before the acknowledgement
-    stalls,
-    stalls,  # as one that alone cannot reach the store
-    (stalls, {"deadline": 60}),
-    stalls_before_the_body,
+    stalls("after effect"),
+    stalls("after effect"),  # as one that alone cannot reach the store
+    (stalls("after effect"), {"deadline": 60}),
+    stalls("after claim"),
     loses_its_record,
     meets_its_limit,
     has_no_thread,
     clock_was_behind,
-    ends("RETRY", "RETRY", faults=(LOST,) * 4, effects=0),
-    (ends("SUCCESS", faults=(LOST,) * 2, effects=1), {"on_outage": "run"}),
+    ends("RETRY", "RETRY", at=("before claim",) * 4, effects=0),
+    (ends("SUCCESS", at=("before claim",) * 2, effects=1), {"on_outage": "run"}),
     store_is_down_for(500, "SUCCESS"),
     store_is_down_for(700, "RETRY"),
     cannot_be_postponed,
     completes,  # in a warm shutdown
-    is_stopped("before"),
-    is_stopped("after"),
-    is_stopped("after"),  # by a hard time limit
+    is_stopped("before effect"),
+    is_stopped("after effect"),
+    is_stopped("after effect"),  # by a hard time limit
     fails_after_the_effect,
     result_is_lost,
     is_forgotten,
@@ -363,7 +325,7 @@ def test_record_after_a_body_is_the_documented_one(
 
     for ending in endings:
         scene = Scene(on_takeover, monkeypatch, remember=(KeyError,), effects={"text": AtMostOnce()})
-        scene.after = partial(end, scene, ending, committed)
+        scene.returns = partial(end, scene, ending, committed)
         with suppress(KeyboardInterrupt):
             scene.deliver()
 
@@ -371,11 +333,11 @@ def test_record_after_a_body_is_the_documented_one(
         assert committed is None or deliver(scene.task, 7).value == committed, ending
 
 
-def end(scene: Scene, ending: Any, committed: str | None) -> str:
+def end(scene: Scene, ending: Any, committed: str | None, number: int) -> str:
     if committed:
         current_attempt().commit(committed, [])
     if isfunction(ending):
         ending(scene)
     elif ending is not None:
         raise ending
-    return "ch_1"
+    return f"ch_{number}"

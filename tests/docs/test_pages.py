@@ -1,4 +1,4 @@
-"""README.md and the pages: their code runs, their commands exist, and their tables of names are the code's."""
+"""README.md and the pages: their code runs, their commands exist, their tables and pictures are the code's."""
 # mypy: allow-untyped-decorators
 
 import ast
@@ -16,7 +16,9 @@ from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 from uuid import UUID
+from xml.etree import ElementTree
 
 import click
 import pydantic
@@ -39,6 +41,7 @@ from celery_idempotent.stores.sql.drivers import _DRIVERS
 from celery_idempotent.stores.sql.schema import OUTBOX, TABLE
 from celery_idempotent.stores.sql.store import SQLStore
 from celery_idempotent.testing.effects import Promise, assert_effect_once
+from lab.pictures.every import FOLDER, PICTURES
 from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, DOCUMENTS, ROOT, code, execute_block, table, words
 from tests.support.layers import FLOORS, MAY_USE, MODULES
@@ -49,14 +52,9 @@ _CONTEXT = click.Context(idempotency)
 COMMANDS: dict[str, Any] = {
     name: idempotency.get_command(_CONTEXT, name) for name in idempotency.list_commands(_CONTEXT)
 }
+GATEWAY = Mock(**{"charge.return_value": "ch_1"})
+"""A payment provider."""
 by_page = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
-
-
-class Gateway:
-    """A payment provider that honours idempotency keys."""
-
-    def charge(self, order_id: str, cents: int, *, idempotency_key: str) -> str:
-        return f"ch_{order_id}"
 
 
 @by_page
@@ -64,7 +62,7 @@ def test_python_blocks_run(document: Path, unchanged_celery: None) -> None:
     """A reader can paste them: every block runs after those before it, and programs compile."""
     # A page may show a task first and the settings of its app later.
     blocks = sorted(code(document, "python"), key=lambda block: "app = Celery(" not in block[1])
-    names: dict[str, Any] = {"app": an_app(), "gateway": Gateway(), "__name__": document.stem}
+    names: dict[str, Any] = {"app": an_app(), "gateway": GATEWAY, "__name__": document.stem}
     for line, text in blocks:
         execute_block(document, line, text, names)
         if "app = Celery(" in text:
@@ -136,10 +134,6 @@ def _exists(dotted: str) -> bool:
         return hasattr(importlib.import_module(module), name)
 
 
-def options(store: Any) -> list[str]:
-    return list(inspect.signature(store).parameters)
-
-
 QUIET = set(re.findall(r'say\(\s*(?:logger\.(?:info|debug)|partial\(logger\.log, level, .*\)),\s*"(\w+)"', SOURCE))
 REDIS = {*redis_client._OPTIONS, *redis_client._OPTIONS_OF_TLS, *redis_client._OPTIONS_OF_SENTINEL}
 KEYWORDS = inspect.signature(assert_effect_once).parameters.values()
@@ -153,21 +147,16 @@ TABLES: list[tuple[str, str, str, Iterable[str]]] = [
     ("reference/signals", "signal", NAME, [name for name, value in vars(signals).items() if isinstance(value, Signal)]),
     ("reference/signals", "event", r"`idempotency\.(\w+)`", QUIET),
     ("reference/cli", "command", r"^`([\w-]+)", COMMANDS),
-    ("how-to/dynamodb", "option | default", NAME, options(DynamoDBStore)),
-    ("how-to/sql", "option | default", NAME, options(SQLStore)),
+    ("how-to/dynamodb", "option | default", NAME, inspect.signature(DynamoDBStore).parameters),
+    ("how-to/sql", "option | default", NAME, inspect.signature(SQLStore).parameters),
     (
         "how-to/sql",
         "URL",
         r"^`(\w+\+\w+):",
-        [f"{dialect}+{name}" for dialect, each in _DRIVERS.items() for name in each],
+        [f"{sql}+{driver}" for sql in _DRIVERS for driver in _DRIVERS[sql]],
     ),
     ("how-to/redis", "option | for", r"`(\w+)`", REDIS | {"db", "virtual_host"}),
-    (
-        "how-to/testing",
-        "argument",
-        r"(^`\w+`)",
-        [f"`{each.name}`" for each in KEYWORDS if each.kind is each.KEYWORD_ONLY],
-    ),
+    ("how-to/testing", "argument", NAME, [each.name for each in KEYWORDS if each.kind is each.KEYWORD_ONLY]),
     ("how-to/testing", "promise", r"^`([\w ]+)`", get_args(Promise)),
     ("architecture", "room", NAME, MAY_USE),
 ]
@@ -186,18 +175,13 @@ def test_table_has_every_name_of_the_code_and_no_other(
 
 
 @pytest.mark.parametrize(
-    ("page", "head", "of"),
-    [
-        ("reference/policy", "field", Policy),
-        ("how-to/dynamodb", "option | default", DynamoDBStore),
-        ("how-to/sql", "option | default", SQLStore),
-    ],
+    ("page", "of"), [("reference/policy", Policy), ("how-to/dynamodb", DynamoDBStore), ("how-to/sql", SQLStore)]
 )
-def test_defaults_are_the_codes(page: str, head: str, of: Any) -> None:
+def test_defaults_are_the_codes(page: str, of: Any) -> None:
     """As the author of a policy or a store's URL gets them."""
-    policy = vars(Policy()) if of is Policy else {}
-    for row in table(DOCS / f"{page}.md", head):
-        name = row[head.split(" | ")[0]].strip("`")
+    policy, column = (vars(Policy()), "field") if of is Policy else ({}, "option")
+    for row in table(DOCS / f"{page}.md", column if of is Policy else "option | default"):
+        name = row[column].strip("`")
         default = inspect.signature(of).parameters[name].default
         if row["default"].startswith("`"):
             assert eval(row["default"].strip("`"), {"timedelta": timedelta}) == policy.get(name, default), name
@@ -264,39 +248,61 @@ def test_every_message_has_its_entry() -> None:
 
 
 class Color(Enum):
-    """The enum of the table."""
-
     RED = "red"
 
 
 @dataclasses.dataclass
 class Point:
-    """The dataclass of the table."""
-
     x: int
     y: int
 
 
 class Price(pydantic.BaseModel):
-    """The model of the table."""
-
     amount: Decimal
 
 
-VALUES: dict[str, Any] = {
-    each.__name__: each for each in (Color, Point, Price, Decimal, UUID, date, datetime, timedelta, timezone)
-} | {"UTC": UTC}
+TYPES = (Color, Point, Price, Decimal, UUID, date, datetime, timedelta, timezone)
+VALUES: dict[str, Any] = {"UTC": UTC, **{each.__name__: each for each in TYPES}}
+"""What the table of equal values names."""
 
 
-@pytest.mark.parametrize("row", table(DOCS / "how-to/keys.md", "one value"), ids=lambda row: row["one value"])
-def test_values_that_equal_are_the_documented_ones(row: dict[str, str]) -> None:
+def test_values_that_equal_are_the_documented_ones() -> None:
     """Each pair has one canonical form, or two, as the table says."""
-    one, other = (eval(re.findall("`([^`]*)`", row[name])[0], dict(VALUES)) for name in ("one value", "another"))
-    assert (canonical(one) == canonical(other)) is row["one key?"].startswith("yes")
+    for row in table(DOCS / "how-to/keys.md", "one value"):
+        one, other = (eval(re.findall("`([^`]*)`", row[name])[0], dict(VALUES)) for name in ("one value", "another"))
+        assert (canonical(one) == canonical(other)) is row["one key?"].startswith("yes"), row
 
 
 def test_words_of_a_promise_are_the_codes(unchanged_celery: None) -> None:
     """What the page shows is what its task prints."""
-    page, names = DOCS / "how-to/effects.md", {"app": an_app(), "gateway": Gateway(), "__name__": "shop"}
+    page, names = DOCS / "how-to/effects.md", {"app": an_app(), "gateway": GATEWAY, "__name__": "shop"}
     execute_block(page, *code(page, "python")[0], names)
     assert code(page, "text")[0][1] == f"{names['app'].tasks['shop.check_out'].guarantee()}\n"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_file_of_a_picture_is_what_the_code_draws(name: str) -> None:
+    """And draws again: no time, random number or order of a set is in it."""
+    drawn = PICTURES[name]()
+    assert drawn == PICTURES[name]()
+    assert (FOLDER / f"{name}.svg").read_text() == drawn, "run: make pictures"
+
+
+def test_pictures_are_small_and_whole() -> None:
+    """They load nothing, and have words for those who cannot see them."""
+    svg = "{http://www.w3.org/2000/svg}"
+    tags = {"svg", "title", "desc", "style", "rect", "text", "tspan", "line", "circle", "polyline", "polygon"}
+    for path in (*FOLDER.glob("*.svg"), *(DOCS / "benchmarks").glob("*.svg")):
+        text, root = path.read_text(), ElementTree.parse(path).getroot()
+        assert len(text) < 120_000, path
+        assert {each.tag.removeprefix(svg) for each in root.iter()} <= tags, path
+        assert re.findall(r"(?:href|src|url\()", text) == [], path
+        assert all(root.findtext(f"{svg}{tag}") for tag in ("title", "desc")), path
+
+
+def test_every_picture_is_on_a_page_with_words_for_those_who_cannot_see_it() -> None:
+    """A file that no page shows is not kept; the demo is the README's, with its text beside it."""
+    pages = "".join(page.read_text() for page in [*DOCS.rglob("*.md"), ROOT / "README.md"])
+    linked = [(at, says) for says, at in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", pages)]
+    shown = {Path(at).name: says for at, says in [*linked, *re.findall(r'<img src="(.+?)" alt="(.*?)"', pages)]}
+    assert {path.name for path in FOLDER.iterdir() if len(shown.get(path.name, "")) < 10} <= {"demo.svg"}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +48,13 @@ def run(folder: Path, line: str, **environment: str) -> str:
 @contextmanager
 def running(folder: Path, lines: list[str]) -> Iterator[None]:
     """Commands that go on, each in a session of its own, for as long as the block lasts."""
-    with (folder / "log").open("w") as log:
-        started = [
-            subprocess.Popen(
-                [str(BIN / program), *arguments], cwd=folder, stdout=log, stderr=log, start_new_session=True
-            )
-            for program, *arguments in map(shlex.split, lines)
-        ]
-        try:
-            yield
-        finally:
-            for each in started:
-                os.killpg(each.pid, signal.SIGKILL)
-                each.wait()
+    with (folder / "log").open("w") as log, ExitStack() as started:
+        for program, *arguments in map(shlex.split, lines):
+            options: Any = {"cwd": folder, "stdout": log, "stderr": log, "start_new_session": True}
+            process = subprocess.Popen([str(BIN / program), *arguments], **options)
+            started.callback(process.wait)
+            started.callback(os.killpg, process.pid, signal.SIGKILL)
+        yield
 
 
 def curl(line: str) -> httpx2.Response | None:
@@ -114,14 +108,14 @@ def test_function_charges_once_however_often_its_script_is_run(tmp_path: Path) -
 
 
 def test_secret_is_not_in_the_store(tmp_path: Path) -> None:
-    """In clear; after a rotation it is still read, without its key nothing runs, and the command has the keys."""
+    """After a rotation it is still read, without its key nothing runs, and the command has the keys."""
     (tmp_path / "orders.py").write_text(code(page("secret-results"), "py")[0][1])
     (old, new), paths = (Fernet.generate_key().decode() for _ in range(2)), {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     secret = "DE02120300000000202051"
 
-    printed = [run(tmp_path, "python orders.py o-1", ORDER_KEYS=keys, **paths) for keys in (old, old, f"{new} {old}")]
-    assert [each.count("charging") for each in printed] == [1, 0, 0]
-    assert [each.count(secret) for each in printed] == [1, 1, 1]
+    for keys, charges in ((old, 1), (f"{new} {old}", 0)):
+        printed = run(tmp_path, "python orders.py o-1", ORDER_KEYS=keys, **paths)
+        assert (printed.count("charging"), printed.count(secret)) == (charges, 1)
     assert secret.encode() not in (tmp_path / "orders.sqlite").read_bytes()
     with pytest.raises(AssertionError, match="idempotency_cipher"):
         run(tmp_path, "python orders.py o-1", ORDER_KEYS=new, **paths)
@@ -151,24 +145,15 @@ assert Scheduler.__mro__[1] is SchedulerMixin
     run(tmp_path, "python beats.py", PYTHONPATH=str(ROOT))
 
 
-BLOCKS = [text for _, text in code(page("testing"), "python")]
-
-
-@pytest.mark.parametrize("blocks", [BLOCKS[:-1], BLOCKS[-1:]], ids=["shop", "ledger"])
-def test_tests_of_the_page_pass(blocks: list[str], pytester: pytest.Pytester) -> None:
-    """All of them, in the files that it says, with every warning an error."""
-    written = "\n".join(blocks)
-    pytester.makepyfile(test_shop=written)
-    result = pytester.runpytest_subprocess("-W", "error", *BARE)
-    result.assert_outcomes(passed=len(re.findall(r"^def test_", written, re.MULTILINE)))
-
-
-def test_failing_test_of_the_page_fails_as_it_shows(pytester: pytest.Pytester) -> None:
-    """Its report, line by line."""
+def test_tests_of_the_page_pass_and_fail_as_it_says(pytester: pytest.Pytester) -> None:
+    """In the files that it says, with every warning an error; the report of the failing one is shown line by line."""
+    *shop, ledger = (text for _, text in code(page("testing"), "python"))
     ((_, shown),), ((_, failing),) = code(page("testing"), "text"), code(page("testing"), "py")
-    pytester.makepyfile(test_shop=BLOCKS[0] + failing)
-    result = pytester.runpytest_subprocess(*BARE)
-    result.assert_outcomes(passed=1, failed=1)
+    written = "\n".join([*shop, failing])
+    pytester.makepyfile(test_shop=written, test_ledger=ledger)
+    result = pytester.runpytest_subprocess("-W", "error", *BARE)
+    tests = re.findall(r"^def test_", written + ledger, re.MULTILINE)
+    result.assert_outcomes(passed=len(tests) - 1, failed=1)
     result.stdout.fnmatch_lines([f"E *{line}" for line in shown.splitlines() if line], consecutive=False)
 
 
@@ -191,17 +176,12 @@ def test_store_of_the_page_passes_the_contract(pytester: pytest.Pytester, monkey
     result.assert_outcomes(passed=len(names))
 
 
-EXAMPLE = ROOT / "example_project"
-
-
-@pytest.mark.parametrize(
-    ("url", "secure"), [("sqs://", True), ("sqs://key:secret@", True), ("sqs://test:test@127.0.0.1:4577//", False)]
-)
+@pytest.mark.parametrize(("url", "secure"), [("sqs://key:secret@", True), ("sqs://test:test@127.0.0.1:4577//", False)])
 def test_example_never_speaks_to_aws_in_the_clear(
     unchanged_celery: None, monkeypatch: pytest.MonkeyPatch, url: str, secure: bool
 ) -> None:
     """An emulator at an address is."""
     monkeypatch.setenv("EXAMPLE_BROKER_URL", url)
     names: dict[str, Any] = {}
-    exec(compile((EXAMPLE / "app.py").read_text(), "app.py", "exec"), names)
+    exec(compile((ROOT / "example_project" / "app.py").read_text(), "app.py", "exec"), names)
     assert names["app"].conf.broker_transport_options["is_secure"] is secure

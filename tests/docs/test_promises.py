@@ -6,15 +6,13 @@ delivered again, and the effects are counted at the receiver.
 # mypy: allow-untyped-decorators
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery
 from sqlalchemy import Column, String, create_engine, text
 from sqlalchemy.orm import Session, declarative_base
 
@@ -28,12 +26,10 @@ from celery_idempotent import (
     Policy,
     Status,
     StoreUnavailable,
-    current_attempt,
     open_store,
     outbox,
 )
 from celery_idempotent.protocol.effects import promise
-from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
@@ -52,7 +48,7 @@ class Gateway:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.charges: list[str] = []
+        self.effects: list[str] = []
         self._known: dict[str, tuple[int, str]] = {}
 
     def charge(self, order_id: str, cents: int, *, idempotency_key: str) -> str:
@@ -61,8 +57,8 @@ class Gateway:
     def _charge(self, key: str) -> str:
         since, charge = self._known.get(key, (-API_REMEMBERS, ""))
         if since + API_REMEMBERS <= self.stage.ahead:
-            since, charge = self.stage.ahead, f"ch_{len(self.charges) + 1}"
-            self.charges.append(charge)
+            since, charge = self.stage.ahead, f"ch_{len(self.effects) + 1}"
+            self.effects.append(charge)
             self._known[key] = since, charge
         return charge
 
@@ -72,24 +68,24 @@ class Index:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.entries: list[tuple[str, str]] = []
+        self.effects: list[tuple[str, str]] = []
         self._fence = 0
 
     def raise_fence(self, order_id: str, token: int) -> None:
-        self.stage.ask("fence", lambda: self._raise(token))
+        self.stage.ask("fence", partial(self._raise, token))
 
     def find(self, order_id: str, key: str) -> str | None:
-        return self.stage.ask("probe", lambda: next((entry for entry, of in self.entries if of == key), None))
+        return self.stage.ask("probe", lambda: next((entry for entry, of in self.effects if of == key), None))
 
-    def add(self, order_id: str, key: str, text: str, token: int | None) -> str:
-        return self.stage.ask("act", lambda: self._add(key, token))
+    def add(self, order_id: str, key: str, text: str, token: int) -> str:
+        return self.stage.ask("act", partial(self._add, key, token))
 
-    def _add(self, key: str, token: int | None) -> str:
-        if token is not None and token < self._fence:
+    def _add(self, key: str, token: int) -> str:
+        if token < self._fence:
             raise PermissionError(f"{token} is smaller than {self._fence}")
-        self._raise(token or 0)
-        self.entries.append((f"entry {len(self.entries) + 1}", key))
-        return self.entries[-1][0]
+        self._raise(token)
+        self.effects.append((f"entry {len(self.effects) + 1}", key))
+        return self.effects[-1][0]
 
     def _raise(self, token: int) -> None:
         self._fence = max(self._fence, token)
@@ -99,34 +95,41 @@ class Line:
     """A phone or an old API: does what it is told, as often as it is told, and remembers nothing."""
 
     def __init__(self, stage: Stage, point: str) -> None:
-        self.stage = stage
-        self.point = point
-        self.sent: list[str] = []
+        self.stage, self.point = stage, point
+        self.effects: list[str] = []
 
     def send(self, what: str) -> str:
-        return self.stage.ask(self.point, lambda: self.sent.append(what) or "sent")  # type: ignore[func-returns-value]
+        return self.stage.ask(self.point, lambda: self.effects.append(what) or "sent")  # type: ignore[func-returns-value]
 
     post = print = send
 
 
-@dataclass
 class Scene:
-    """The task of a page on a stage, its receivers, and what counts their effects, by column of the page's table."""
+    """The task of a page on a stage, and its receivers: the blocks of the page are executed, edited where needed."""
 
-    stage: Stage
-    app: Celery
-    store: StagedStore
-    names: dict[str, Any]
-    play: Play
-    counts: Mapping[str, Callable[[], int]] = field(default_factory=dict)
-    #: What happens after the act; as a rule, further deliveries and a duplicate.
-    goes_on: Callable[[], None] = field(init=False)
-    #: What a relay and other workers do, once the task itself is settled.
-    afterwards: Callable[[], None] = lambda: None
-    stalled: bool = False
+    def __init__(
+        self, page: str, task: str, *args: Any, store: Any = None, edit: tuple[str, str] = ("", ""), **receivers: Any
+    ) -> None:
+        self.stage, self.app, document = Stage(), an_app(), DOCS / f"how-to/effect-{page}.md"
+        self.store = self.app.conf.idempotency_store = StagedStore(store or MemoryStore(), self.stage)
+        self.receivers = {name: make(self.stage) for name, make in receivers.items()}
+        self.names: dict[str, Any] = {"app": self.app, "__name__": "shop", **self.receivers}
+        blocks = code(document, "python")
+        assert any(edit[0] in block for _, block in blocks)
+        for line, block in blocks:
+            execute_block(document, line, block.replace(*edit) if edit[0] else block, self.names)
+        self.play = Play(self.stage, self.app.tasks[f"shop.{task}"], *args)
+        #: By column of the page's table, what counts its effects.
+        self.counts: dict[str, Callable[[], int]] = {}
+        #: What happens after the act; as a rule, further deliveries and a duplicate.
+        self.goes_on: Callable[[], None] = self.play.until_all_is_known
+        #: What a relay and other workers do, once the task itself is settled.
+        self.afterwards: Callable[[], None] = lambda: None
+        self.stalled = False
 
-    def __post_init__(self) -> None:
-        self.goes_on = self.play.until_all_is_known
+    def counting(self, column: str, receiver: str) -> "Scene":
+        self.counts[column] = lambda: len(self.receivers[receiver].effects)
+        return self
 
     @property
     def status(self) -> Status:
@@ -134,65 +137,25 @@ class Scene:
         (record,) = (each for each in self.store.scan() if each.task == self.play.task.name)
         return record.status
 
-
-@dataclass
-class Setting:
-    """Makes scenes: executes the blocks of a page, and puts its task on the stage."""
-
-    request: pytest.FixtureRequest
-
-    def __call__(
-        self,
-        page: str,
-        task: str,
-        *args: Any,
-        store: Store | None = None,
-        edit: tuple[str, str] = ("", ""),
-        **receivers: Callable[[Stage], Any],
-    ) -> Scene:
-        stage, app, document = Stage(), an_app(), DOCS / f"how-to/effect-{page}.md"
-        staged = app.conf.idempotency_store = StagedStore(store or MemoryStore(), stage)
-        names = {"app": app, "__name__": "shop", **{name: make(stage) for name, make in receivers.items()}}
-        blocks = code(document, "python")
-        assert any(edit[0] in block for _, block in blocks)
-        for line, block in blocks:
-            execute_block(document, line, block.replace(*edit) if edit[0] else block, names)
-        return Scene(stage, app, staged, names, Play(stage, app.tasks[f"shop.{task}"], *args))
-
-    def get(self, fixture: str) -> Any:
-        return self.request.getfixturevalue(fixture)
-
-    def sql(self, url: str) -> tuple[SQLStore, Any]:
-        """A store in that database, and an engine."""
-        store = SQLStore(url, table=f"t_{uuid4().hex}")
-        store.provision()
-        engine = create_engine(store._url)
-        self.request.addfinalizer(store.close)
-        self.request.addfinalizer(engine.dispose)
-        return store, engine
-
-
-@pytest.fixture
-def setting(request: pytest.FixtureRequest, unchanged_celery: None) -> Setting:
-    return Setting(request)
+    def receipts(self) -> list[Any]:
+        """The messages that ask for one."""
+        return [each for each in published(self.app) if each.headers["task"] == "shop.receipt"]
 
 
 RERUN, REFUSE = "`Keyed(window=w)`", '`Keyed(window=w, on_takeover="refuse")`'
 
 
-def paying(setting: Setting, column: str = "charges") -> Scene:
+def paying(request: pytest.FixtureRequest, column: str = "charges") -> Scene:
     edit = ("hours=24)", 'hours=24), on_takeover="refuse"' if column == REFUSE else "hours=24)")
-    scene = setting("payment-api", "charge", "o-1", 500, gateway=Gateway, edit=edit)
-    scene.counts = {column: lambda: len(scene.names["gateway"].charges)}
-    return scene
+    return Scene("payment-api", "charge", "o-1", 500, gateway=Gateway, edit=edit).counting(column, "gateway")
 
 
-def reserving(setting: Setting) -> Scene:
-    address = setting.get("dynamodb_endpoint").removeprefix("http://")
+def reserving(request: pytest.FixtureRequest) -> Scene:
+    address = request.getfixturevalue("dynamodb_endpoint").removeprefix("http://")
     store = open_store(f"dynamodb://test:test@{address}/effects-{uuid4().hex}?region=us-east-1")
     assert isinstance(store, DynamoDBStore)
     store.provision()
-    setting.request.addfinalizer(store.close)
+    request.addfinalizer(store.close)
     client, sku = store._connected(), uuid4().hex
     with suppress(client.exceptions.ResourceInUseException):
         client.create_table(
@@ -207,17 +170,27 @@ def reserving(setting: Setting) -> Scene:
         item = client.get_item(TableName="stock", Key={"sku": {"S": sku}}, ConsistentRead=True)["Item"]
         return (100 - int(item["left"]["N"])) // 7
 
-    scene = setting("dynamodb-commit", "reserve", "o-1", sku, 7, store=store)
+    scene = Scene("dynamodb-commit", "reserve", "o-1", sku, 7, store=store)
     scene.counts = {"effects": taken}
     return scene
 
 
-def booking(setting: Setting) -> Scene:
-    (store, engine), ledger, printed = setting.sql(setting.get("postgres").url), f"ledger_{uuid4().hex}", list[str]()
+def in_sql(request: pytest.FixtureRequest, url: str) -> tuple[SQLStore, Any]:
+    """A store in that database, and an engine."""
+    store = SQLStore(url, table=f"t_{uuid4().hex}")
+    store.provision()
+    engine = create_engine(store._url)
+    request.addfinalizer(store.close)
+    request.addfinalizer(engine.dispose)
+    return store, engine
+
+
+def booking(request: pytest.FixtureRequest) -> Scene:
+    store, engine = in_sql(request, request.getfixturevalue("postgres").url)
+    ledger, printed = f"ledger_{uuid4().hex}", list[str]()
     with engine.begin() as connection:
         connection.execute(text(f"CREATE TABLE {ledger} (order_id VARCHAR(40), cents INTEGER)"))
-    edit = ("INTO ledger ", f"INTO {ledger} ")
-    scene = setting("sql-transaction", "book", "o-1", 500, store=store, edit=edit)
+    scene = Scene("sql-transaction", "book", "o-1", 500, store=store, edit=("INTO ledger ", f"INTO {ledger} "))
 
     @scene.app.task(base=IdempotentTask, shared=False, name="shop.receipt", idempotent=Policy(key="order_id"))
     def receipt(order_id: str) -> None:
@@ -232,7 +205,7 @@ def booking(setting: Setting) -> Scene:
     def relay_and_work() -> None:
         while outbox.relay(scene.app):
             pass
-        for message in receipts_of(scene):
+        for message in scene.receipts():
             deliver(receipt, *message.payload[0], task_id=message.headers["id"])
 
     scene.names["receipt"] = receipt
@@ -240,39 +213,32 @@ def booking(setting: Setting) -> Scene:
     return scene
 
 
-def publishing(setting: Setting) -> Scene:
-    scene = setting("fenced-resource", "publish", "o-1", "text", index=Index)
-    scene.counts = {"effects": lambda: len(scene.names["index"].entries)}
-    return scene
+def publishing(request: pytest.FixtureRequest) -> Scene:
+    return Scene("fenced-resource", "publish", "o-1", "text", index=Index).counting("effects", "index")
 
 
-def receipts_of(scene: Scene) -> list[Any]:
-    return [each for each in published(scene.app) if each.headers["task"] == "shop.receipt"]
-
-
-def following(setting: Setting, store: Store | None = None) -> Scene:
+def following(request: pytest.FixtureRequest, store: Any = None) -> Scene:
     """Publishing a receipt is a point of the stage; each time with the same task id and arguments."""
-    receivers: Any = {"gateway": Gateway, "printer": partial(Line, point="print")}
-    scene = setting("follow-up-task", "pay", "o-1", 500, store=store, **receivers)
+    receivers = {"gateway": Gateway, "printer": partial(Line, point="print")}
+    scene = Scene("follow-up-task", "pay", "o-1", 500, store=store, **receivers).counting("receipts", "printer")
     receipt, messages = scene.app.tasks["shop.receipt"], list[Any]()
     publish = receipt.apply_async
     receipt.apply_async = lambda *args, **kwargs: scene.stage.ask("publish", lambda: publish(*args, **kwargs))
 
     def work() -> None:
-        messages.extend(receipts_of(scene))
+        messages.extend(scene.receipts())
         for message in messages:
             deliver(receipt, *message.payload[0], task_id=message.headers["id"])
         assert len({(message.headers["id"], str(message.payload[:2])) for message in messages}) == 1
 
-    scene.counts = {"messages": lambda: len(messages), "receipts": lambda: len(scene.names["printer"].sent)}
-    scene.afterwards = work
+    scene.counts["messages"], scene.afterwards = lambda: len(messages), work
     return scene
 
 
-def relaying(setting: Setting) -> Scene:
+def relaying(request: pytest.FixtureRequest) -> Scene:
     """A web request has placed an order, and a relay that dies publishes its message."""
-    store, engine = setting.sql(f"sqlite:///{setting.get('tmp_path')}/shop.sqlite")
-    scene, base = following(setting, store), declarative_base()
+    store, engine = in_sql(request, f"sqlite:///{request.getfixturevalue('tmp_path')}/shop.sqlite")
+    scene, base = following(request, store), declarative_base()
     order = type("Order", (base,), {"__tablename__": "orders", "id": Column(String(40), primary_key=True)})
     base.metadata.create_all(engine)
     with Session(engine) as session, session.begin():
@@ -293,11 +259,9 @@ def relaying(setting: Setting) -> Scene:
     return scene
 
 
-def notifying(setting: Setting, column: str, receiver: str) -> Scene:
-    lines: Any = {"sms": partial(Line, point="text call"), "hook": partial(Line, point="webhook call")}
-    scene = setting("at-most-once", "notify", "o-1", **lines)
-    scene.counts = {column: lambda: len(scene.names[receiver].sent)}
-    return scene
+def notifying(request: pytest.FixtureRequest, column: str, receiver: str) -> Scene:
+    lines = {"sms": partial(Line, point="text call"), "hook": partial(Line, point="webhook call")}
+    return Scene("at-most-once", "notify", "o-1", **lines).counting(column, receiver)
 
 
 Act = Callable[[Scene], None]
@@ -308,7 +272,7 @@ def nothing(scene: Scene) -> None:
     """Nobody dies; the duplicate comes."""
 
 
-def dies(moment: str, *points: str) -> Act:
+def dies(moment: str, *points: str, hours_later: int = 0) -> Act:
     """The worker dies at ``moment``, and nobody asks anything at ``points`` any more."""
 
     def act(scene: Scene) -> None:
@@ -317,6 +281,9 @@ def dies(moment: str, *points: str) -> Act:
             scene.stage.die()
 
         scene.stage.plan(moment, die)
+        if hours_later:
+            assert scene.play.deliver() is None
+            scene.stage.ahead += hours_later * HOUR
 
     return act
 
@@ -334,33 +301,36 @@ def stalls(moment: str) -> Act:
 def arrives(point: str, *moments: str, refused: type[Exception] | None = None) -> tuple[Act, ...]:
     """The worker dies with a request on its way, which arrives at the next ``moment``, of another worker."""
 
-    def arriving(moment: str) -> Act:
-        def act(scene: Scene) -> None:
-            def die() -> None:
-                sent = scene.stage.sent[point]
-                scene.stage.plan(moment, partial(let_arrive, sent))
-                scene.stage.die()
+    def act(scene: Scene, moment: str) -> None:
+        def die() -> None:
+            scene.stage.plan(moment, partial(let_arrive, scene.stage.sent[point]))
+            scene.stage.die()
 
-            scene.stage.plan(f"before {point}", die)
-
-        return act
+        scene.stage.plan(f"before {point}", die)
 
     def let_arrive(sent: Callable[[], object]) -> None:
         with pytest.raises(refused) if refused else nullcontext():
             sent()
 
-    return tuple(map(arriving, moments))
+    return tuple(partial(act, moment=each) for each in moments)
+
+
+def fails(error: Exception) -> None:
+    raise error
+
+
+def delivered(scene: Scene) -> str:
+    ended = scene.play.deliver()
+    assert ended is not None, "its worker died"
+    return ended.state
 
 
 def gets_no_answer(*moments: str) -> Act:
     """The store's answer, or the request, is lost at each of ``moments``; the first delivery makes it certain."""
 
-    def lose() -> None:
-        raise StoreUnavailable("store", "commit", "no answer")
-
     def act(scene: Scene) -> None:
         for moment in moments:
-            scene.stage.plan(moment, lose)
+            scene.stage.plan(moment, partial(fails, StoreUnavailable("store", "commit", "no answer")))
         assert delivered(scene) == "SUCCESS"
 
     return act
@@ -371,41 +341,21 @@ def is_undone(scene: Scene) -> None:
 
     def undo() -> None:
         scene.stage.sent["commit"].__self__.rollback()  # type: ignore[attr-defined]  # a method of the transaction
-        raise StoreUnavailable("store", "commit", "no answer")
+        fails(StoreUnavailable("store", "commit", "no answer"))
 
     scene.stage.plan("before commit", undo)
     assert delivered(scene) == "RETRY"
 
 
-def delivered(scene: Scene) -> str:
-    ended = scene.play.deliver()
-    assert ended is not None, "its worker died"
-    return ended.state
-
-
 def raises(moment: str) -> Act:
     """The call raises at ``moment``; another delivery follows."""
 
-    def fail() -> None:
-        raise TimeoutError
-
     def act(scene: Scene) -> None:
-        scene.stage.plan(moment, fail)
+        scene.stage.plan(moment, partial(fails, TimeoutError()))
         assert delivered(scene) == "FAILURE"
         assert isinstance(scene.play.ends.pop().value, TimeoutError)
 
     return act
-
-
-def comes(hours: int, moment: str) -> tuple[Act, ...]:
-    """The worker dies at ``moment``, and the next attempt comes that many hours later."""
-
-    def act(scene: Scene) -> None:
-        scene.stage.plan(moment, scene.stage.die)
-        assert scene.play.deliver() is None
-        scene.stage.ahead += hours * HOUR
-
-    return (act,)
 
 
 def of_step(step: str, *before: str) -> list[tuple[Act, ...]]:
@@ -422,11 +372,11 @@ def of_step(step: str, *before: str) -> list[tuple[Act, ...]]:
 
 
 DIES, COMES, RELAYS = "the worker dies ...", "the next attempt comes ...", "the relay dies ..."
-WINDOW = [comes(hours, moment) for hours in (23, 24) for moment in ("before call", "after call")]
+WINDOW = [(dies(when, hours_later=hours),) for hours in (23, 24) for when in ("before call", "after call")]
 WITHIN = ("after transaction", "after message in the transaction")
 late = partial(arrives, refused=PermissionError)
 
-TABLES: list[tuple[str, str, Callable[[Setting], Scene], list[tuple[Act, ...]]]] = [
+TABLES: list[tuple[str, str, Callable[[pytest.FixtureRequest], Scene], list[tuple[Act, ...]]]] = [
     (
         *("payment-api", DIES, paying),
         [
@@ -530,10 +480,14 @@ def test_every_table_of_every_page_is_acted_out() -> None:
 
 @pytest.mark.parametrize(("scene_of", "row", "act"), CASES)
 def test_effects_are_as_many_as_the_page_says(
-    setting: Setting, scene_of: Callable[[Setting], Scene], row: dict[str, str], act: Act
+    request: pytest.FixtureRequest,
+    unchanged_celery: None,
+    scene_of: Callable[[pytest.FixtureRequest], Scene],
+    row: dict[str, str],
+    act: Act,
 ) -> None:
     """After the act, further deliveries and a duplicate, the receiver counts what the row says; all get one outcome."""
-    scene, columns = scene_of(setting), list(row)
+    scene, columns = scene_of(request), list(row)
 
     act(scene)
     scene.goes_on()
@@ -550,40 +504,6 @@ def test_effects_are_as_many_as_the_page_says(
     assert len(outcomes) <= 1, "all that have an outcome have the same"
     if scene.stalled and not unknown:
         assert {end.state for end in scene.play.ends} == {"SUCCESS"}, "the stalled one reports its successor's"
-
-
-def by_token(index: Index, step: Any) -> str:
-    return index.add("o-1", step.key, "text", step.fencing_token)
-
-
-def by_probe(index: Index, step: Any) -> str:
-    return index.find("o-1", step.key) or index.add("o-1", step.key, "text", None)
-
-
-@pytest.mark.parametrize(
-    ("call", "act", "entries"),
-    [
-        (by_token, dies("after act"), 2),
-        (by_token, *late("act", "after act"), 1),
-        (by_probe, *arrives("act", "after act"), 2),
-        (by_probe, dies("after act"), 1),
-    ],
-)
-def test_token_or_probe_alone_is_not_enough(
-    setting: Setting, call: Callable[[Any, Any], Any], act: Act, entries: int
-) -> None:
-    """A token shuts out a late write and does not find the first; a probe finds it and does not shut out a late one."""
-    scene = publishing(setting)
-
-    @scene.app.task(bind=True, base=IdempotentTask, shared=False, name="shop.half", idempotent=Policy(key="order_id"))
-    def half(self: Any, order_id: str, text: str) -> Any:
-        return current_attempt().step("index", lambda step: call(scene.names["index"], step))
-
-    scene.play = Play(scene.stage, half, "o-1", "text")
-    act(scene)
-    scene.play.until_all_is_known()
-
-    assert len(scene.names["index"].entries) == entries
 
 
 KINDS = {each.__name__: each for each in (AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed)}

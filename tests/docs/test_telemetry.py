@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from celery_idempotent.engine.events import Timed
 from celery_idempotent.integration.broker import holding
 from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.messages.outbox import backlog
+from celery_idempotent.stores.sql.store import SQLStore
 from lab.embedded import EmbeddedRedis
 from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, code, table
@@ -57,18 +57,10 @@ def samples(text: str) -> Samples:
     }
 
 
-class _Sender:
-    """As much of a task as a counter looks at."""
-
-    name = "shop.charge"
-    app = an_app()
-    request = SimpleNamespace(delivery_info={"exchange": "", "routing_key": "celery"})
-
-
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Samples]:
     """What the exporter of Prometheus makes of every instrument, once each has something to tell; and the page's."""
-    registry = CollectorRegistry()
+    registry, request = CollectorRegistry(), SimpleNamespace(delivery_info={"exchange": "", "routing_key": "celery"})
     monkeypatch.setattr(holding, "_holdings", [SimpleNamespace(messages=range(2))])
     otel.instrument(MeterProvider([PrometheusMetricReader(registry=registry)]))
     backlog.look(lambda limit: [], lambda: 0)
@@ -76,7 +68,8 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Samples]:
     for error in (None, "StoreUnavailable"):
         for what in Timed:
             otel._current.time(what, "shop.charge", 0.1, error)
-    signals.claimed.send(sender=_Sender, waited=1.0)
+    sender = type("Charge", (), {"name": "shop.charge", "app": an_app(), "request": request})
+    signals.claimed.send(sender=sender, waited=1.0)
     page = a_program(a_page(a_shop(), write=False)).get("/metrics").text
     yield samples(generate_latest(registry).decode()) | samples(page)
     otel.uninstrument()
@@ -97,17 +90,17 @@ def test_metrics_and_attributes_of_the_page_are_those_that_are_exported(exported
     assert documented == {name for name in ours if not re.search("_(sum|count|created)$", name)}
 
 
-@pytest.mark.parametrize("expression", [*QUERIES, *(rule["expr"] for rule in RULES)])
-def test_dashboard_and_alerts_ask_for_metrics_that_are_exported(expression: str, exported: Samples) -> None:
+def test_dashboard_and_alerts_ask_for_metrics_that_are_exported(exported: Samples) -> None:
     """Each with labels that it has, and events that exist."""
-    asked = re.findall(r"(celery_idempotent_\w+)(?:\{([^}]*)\})?", expression)
-    assert asked
-    for name, selector in asked:
-        known = [{label for label, _ in labels} for each, labels in exported if each == name]
-        assert known
-        assert set(re.findall(r"(\w+)[=!]~?=?\"", selector)) <= set().union(*known)
-        for events in re.findall(r'event=~?"([^"]+)"', selector):
-            assert set(events.split("|")) <= {str(event) for event in SIGNALS}
+    for expression in (*QUERIES, *(rule["expr"] for rule in RULES)):
+        asked = re.findall(r"(celery_idempotent_\w+)(?:\{([^}]*)\})?", expression)
+        assert asked
+        for name, selector in asked:
+            known = [{label for label, _ in labels} for each, labels in exported if each == name]
+            assert known, expression
+            assert set(re.findall(r"(\w+)[=!]~?=?\"", selector)) <= set().union(*known), expression
+            for events in re.findall(r'event=~?"([^"]+)"', selector):
+                assert set(events.split("|")) <= {str(event) for event in SIGNALS}, expression
 
 
 def promtool(*arguments: str, folder: Path = SHIPPED) -> None:
@@ -158,85 +151,79 @@ def charge(order_id):
 """
 
 
-@dataclass(frozen=True)
-class Shop:
-    """A worker with the recipe, and two processes in its pool."""
-
-    app: Celery
-    folder: Path
-    port: int
-
-    def charge(self, order_id: str) -> Any:
-        """Send the task, whose result is the pid of the process that ran the body."""
-        return self.app.send_task("shop.charge", (order_id,))
-
-    def scrape(self, number: int) -> Samples:
-        """What Prometheus gets: of the main process by 0, of the pool from 1; nothing while nobody answers."""
-        with suppress(URLError, ConnectionError), urlopen(f"http://localhost:{self.port + number}/metrics") as answer:
-            return samples(answer.read().decode())
-        return {}
-
-    def told(self, name: str, *processes: int, **labels: str) -> float:
-        """The sum of a metric over processes."""
-        return sum(
-            value
-            for number in processes
-            for (each, about), value in self.scrape(number).items()
-            if each == f"celery_idempotent_{name}" and labels.items() <= dict(about).items()
-        )
-
-
 @pytest.fixture
-def shop(redis_server: EmbeddedRedis, tmp_path: Path) -> Iterator[Shop]:
-    """The recipe of the page, word for word, in a worker."""
+def port(redis_server: EmbeddedRedis, tmp_path: Path) -> Iterator[int]:
+    """The recipe of the page, word for word, in a worker with two processes; the first of its ports."""
     (tmp_path / "shop.py").write_text(RECIPE + APP)
-    app = Celery("shop", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
-    app.conf.task_default_queue = queue = tmp_path.name
+    SQLStore(f"sqlite:///{tmp_path}/records.sqlite").provision()
     with ExitStack() as held:  # the first of four ports that are free
         port = free_port()
         for each in range(port, port + 4):
             held.enter_context(socket.create_server(("127.0.0.1", each)))
-    shop = Shop(app, tmp_path, port)
-    environment = {**os.environ, "BROKER": redis_server.url, "QUEUE": queue, "METRICS_PORT": str(shop.port)}
+    environment = {**os.environ, "BROKER": redis_server.url, "QUEUE": tmp_path.name, "METRICS_PORT": str(port)}
     environment["PYTHONPATH"] = os.pathsep.join([str(DOCS.parent), os.environ.get("PYTHONPATH", "")])
-    run = [sys.executable, "-m", "celery", "-A", "shop"]
-    subprocess.run([*run, "idempotency", "provision"], cwd=tmp_path, env=environment, check=True, capture_output=True)
-    options = ["--pool=prefork", "--concurrency=2", "--without-mingle", "--without-gossip", "--prefetch-multiplier=1"]
+    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "--pool=prefork", "--concurrency=2"]
+    command += ["--without-mingle", "--without-gossip", "--prefetch-multiplier=1"]
     with (tmp_path / "log").open("w") as log:
-        worker = subprocess.Popen([*run, "worker", *options], cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        worker = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     try:
         for number in range(3):
-            wait_until(partial(shop.scrape, number), f"{number}: {(tmp_path / 'log').read_text()}")
-        yield shop
+            wait_until(partial(scrape, port + number), f"{number}: {(tmp_path / 'log').read_text()}")
+        yield port
     finally:
         worker.terminate()
         worker.wait(30)
-        app.close()
+
+
+def scrape(port: int) -> Samples:
+    """What Prometheus gets of a process; nothing while nobody answers."""
+    with suppress(URLError, ConnectionError), urlopen(f"http://localhost:{port}/metrics") as answer:
+        return samples(answer.read().decode())
+    return {}
 
 
 @pytest.mark.timeout(300)
-def test_recipe_exports_every_process_of_a_prefork_worker(shop: Shop) -> None:
+def test_recipe_exports_every_process_of_a_prefork_worker(
+    port: int, redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
     """Counts and latencies of the pool, gauges of the main process; and a new pool process begins anew."""
-    pool, winner = (1, 2), shop.charge("o-1").get(timeout=60)
-    assert {shop.charge("o-1").get(timeout=60) for _ in range(3)} == {winner}
-    counts = {event: shop.told("events_total", *pool, event=event) for event in ("claimed", "completed", "replayed")}
+    app = Celery("shop", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
+    app.conf.task_default_queue = tmp_path.name
+
+    def charge(order_id: str) -> Any:
+        """Whose result is the pid of the process that ran the body."""
+        return app.send_task("shop.charge", (order_id,))
+
+    def told(name: str, *ports: int, **labels: str) -> float:
+        """The sum of a metric over processes."""
+        return sum(
+            value
+            for each in ports
+            for (metric, about), value in scrape(each).items()
+            if metric == f"celery_idempotent_{name}" and labels.items() <= dict(about).items()
+        )
+
+    pool, winner = (port + 1, port + 2), charge("o-1").get(timeout=60)
+    assert {charge("o-1").get(timeout=60) for _ in range(3)} == {winner}
+    counts = {event: told("events_total", *pool, event=event) for event in ("claimed", "completed", "replayed")}
     assert counts == {"claimed": 1, "completed": 1, "replayed": 3}
-    assert shop.told("events_total", 0) == 0
-    assert shop.told("claim_duration_seconds_count", *pool, task="shop.charge") == 4
+    assert told("events_total", port) == 0
+    assert told("claim_duration_seconds_count", *pool, task="shop.charge") == 4
 
-    slow = [shop.charge("slow") for _ in range(2)]  # one of them meets the other
-    wait_until(lambda: shop.told("events_total", *pool, event="conflicted") >= 1, "they meet")
-    wait_until(lambda: shop.told("renewal_duration_seconds_count", *pool, task="shop.charge") >= 1, "a renewal")
-    assert (shop.told("in_flight", *pool), shop.told("messages_held", 0) >= 1) == (1, True)
-    (shop.folder / "let-go").touch()
+    slow = [charge("slow") for _ in range(2)]  # one of them meets the other
+    wait_until(lambda: told("events_total", *pool, event="conflicted") >= 1, "they meet")
+    wait_until(lambda: told("renewal_duration_seconds_count", *pool, task="shop.charge") >= 1, "a renewal")
+    assert (told("in_flight", *pool), told("messages_held", port) >= 1) == (1, True)
+    (tmp_path / "let-go").touch()
     assert len({each.get(timeout=60) for each in slow}) == 1
-    wait_until(lambda: shop.told("wait_duration_seconds_count", *pool, task="shop.charge") == 1, "a wait")
+    wait_until(lambda: told("wait_duration_seconds_count", *pool, task="shop.charge") == 1, "a wait")
 
-    before = {number: shop.told("events_total", number) for number in pool}
+    before = {each: told("events_total", each) for each in pool}
     os.kill(winner, signal.SIGKILL)
     (died,) = wait_until(
-        lambda: [each for each in pool if before[each] and shop.scrape(each) and not shop.told("events_total", each)],
+        lambda: [each for each in pool if before[each] and scrape(each) and not told("events_total", each)],
         "another process takes its port",
     )
-    assert shop.told("events_total", *(set(pool) - {died})) == sum(before.values()) - before[died]
-    assert shop.charge("o-2").get(timeout=60) != winner
+    assert told("events_total", *(set(pool) - {died})) == sum(before.values()) - before[died]
+    assert charge("o-2").get(timeout=60) != winner
+    app.close()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,9 @@ def execute_block(document: Path, line: int, text: str, names: dict[str, Any]) -
 
 def table(document: Path, first_column: str) -> list[dict[str, str]]:
     """The rows of the table whose first column is called ``first_column``, by column name."""
-    lines = document.read_text().splitlines()
-    start = next(index for index, line in enumerate(lines) if line.startswith(f"| {first_column} |"))
-    names = _cells(lines[start])
-    return [dict(zip(names, _cells(line), strict=True)) for line in _while_table(lines[start + 2 :])]
+    lines = dropwhile(lambda line: not line.startswith(f"| {first_column} |"), document.read_text().splitlines())
+    names, _, *rows = map(_cells, takewhile(lambda line: line.startswith("|"), lines))
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def words(document: Path) -> Iterator[str]:
@@ -48,10 +48,3 @@ def words(document: Path) -> Iterator[str]:
 
 def _cells(line: str) -> list[str]:
     return [each.strip().replace("\\|", "|") for each in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
-
-
-def _while_table(lines: list[str]) -> Iterator[str]:
-    for line in lines:
-        if not line.startswith("|"):
-            return
-        yield line

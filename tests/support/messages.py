@@ -29,16 +29,22 @@ class Module:
     def __init__(self, path: Path) -> None:
         self.where = str(path.relative_to(PACKAGE))
         self.name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
-        self.tree = ast.parse(path.read_text())
-        functions = [each for each in ast.walk(self.tree) if isinstance(each, Function)]
-        # ast.walk goes from the outside to the inside, so the innermost function stays.
-        self._inside = {each: node for node in functions for each in ast.walk(node) if each is not node}
+        self.nodes: list[ast.AST] = []
+        self._inside: dict[ast.AST, Function] = {}
+        todo: list[tuple[ast.AST, Function | None]] = [(ast.parse(path.read_text()), None)]
+        for node, function in todo:  # which grows meanwhile
+            self.nodes.append(node)
+            if function:
+                self._inside[node] = function
+            inner = node if isinstance(node, Function) else function
+            todo += [(each, inner) for each in ast.iter_child_nodes(node)]
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
         """The calls of functions and methods of these names."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
-                yield node
+        for node in self.nodes:
+            match node:
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in names:
+                    yield node
 
     def texts(self, node: ast.expr, at: ast.AST) -> Iterator[str]:
         """What an expression of the function around ``at`` can be: by its callers, loops and assignments."""
@@ -75,7 +81,7 @@ class Module:
 
 def _of_subclasses(name: str) -> Iterator[str]:
     """The texts that classes of the package give to an attribute."""
-    for node in (each for module in modules() for each in ast.walk(module.tree)):
+    for node in (each for module in modules() for each in module.nodes):
         match node:
             case ast.Assign(targets=[ast.Name(id=given)], value=ast.Constant(value=str(value))) if given == name:
                 yield value

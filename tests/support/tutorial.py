@@ -12,9 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -28,7 +26,6 @@ WORKER, READY = "celery -A shop worker", re.compile(r" ready\.$", re.MULTILINE)
 SHELL = ("bash", "--norc", "--noprofile", "--noediting", "-i")
 PROMPT = re.compile(r"<<(\d+)>>")
 """What the shell says when a command is over: its status."""
-CTRL_C = b"\x03"
 SEEN_BY_NOBODY = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 DIFFERS = (
     (r"\d{4}-\d\d-\d\d [\d:]+,\d+", "TIME"),
@@ -41,54 +38,6 @@ DIFFERS = (
     (r"^\n", ""),
 )
 """What each run has of its own, and what stands for it in a comparison."""
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """What a reader saves."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Commands:
-    """What a reader types, line by line."""
-
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Printed:
-    """What the last commands have printed. A line of dots stands for any lines."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """What a reader sees in the worker's terminal, among other lines and in whatever order."""
-
-    lines: tuple[str, ...]
-
-
-Step = File | Commands | Printed | Logged
-
-
-def steps(page: str) -> Iterator[Step]:
-    """What a reader of the page does and sees, in order. A file has the name that the page said last before it."""
-    for block in re.finditer(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        match block[1], block[2]:
-            case "py", text:
-                yield File(re.findall(r"`(\w+\.py)`", page[: block.start()])[-1], text)
-            case "sh", text:
-                yield Commands(tuple(text.splitlines()))
-            case "text", text if text.startswith("["):
-                yield Logged(tuple(text.splitlines()))
-            case "text", text:
-                yield Printed(text)
-            case language, _:
-                raise ValueError(f"nobody knows what to do with a block of {language}")
 
 
 def is_shown(expected: str, printed: str) -> bool:
@@ -144,7 +93,7 @@ class Terminal:
 
     def stop(self) -> None:
         """Press Ctrl-C, and wait until what was running has ended."""
-        os.write(self._screen, CTRL_C)
+        os.write(self._screen, b"\x03")
         self._wait_for_prompt()
 
     def see(self, lines: Sequence[str]) -> None:
@@ -176,56 +125,34 @@ class Terminal:
         return match
 
 
-class Reader:
-    """Somebody with a worker in one terminal, and everything else in another.
-
-    Args:
-        folder: Where both terminals are opened.
-        worker: Where the reader begins, and runs workers.
-        other: Where the reader types while a worker runs.
-        package: What is installed instead of the published package.
-    """
-
-    def __init__(self, folder: Path, worker: Terminal, other: Terminal, package: Path) -> None:
-        self._folder, self._worker, self._other, self._package = folder, worker, other, package
-        self._working = False
-        self._printed = ""
-
-    def follow(self, page: str) -> None:
-        """Do what the page says, and see what it shows."""
-        for step in steps(page):
-            match step:
-                case File(name, text):
-                    (self._folder / "shop" / name).write_text(text)
-                case Commands(lines) if lines[-1].startswith(WORKER):
-                    self._start(*lines)
-                case Commands(lines):
-                    self._printed = "".join(map(self._type, lines))
-                case Logged(lines):
-                    self._worker.see(lines)
-                case Printed(text):
-                    assert is_shown(text, self._printed), f"shown:\n{text}\nprinted:\n{self._printed}"
-
-    def _start(self, *lines: str) -> None:
-        if self._working:
-            self._worker.stop()
-            self._working = False
-        for line in lines[:-1]:
-            self._type(line)
-        self._worker.start(lines[-1], READY)
-        self._working = True
-
-    def _type(self, line: str) -> str:
-        terminal = self._other if self._working else self._worker
-        return terminal.run(line.replace(PUBLISHED, f"{self._package}[sql]"))
-
-
 def follow(page: str, package: Path, folder: Path) -> None:
-    """Do in an empty folder what the page says, with a package that was built here."""
+    """Do in an empty folder what the page says, with a package that was built here, and see what it shows.
+
+    A worker is in one terminal, where the reader begins, and everything else that is typed while it runs in another.
+    """
     assert PUBLISHED in page
-    with ExitStack() as stack:
-        worker, other = (stack.enter_context(Terminal(folder)) for _ in range(2))
-        Reader(folder, worker, other, package).follow(page)
+    page = page.replace(PUBLISHED, f"{package}[sql]")
+    with Terminal(folder) as worker, Terminal(folder) as other:
+        current, printed = worker, ""
+        for block in re.finditer(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+            language, text = block[1], block[2]
+            *lines, last = text.splitlines()
+            if language == "py":  # a file has the name that the page said last before it
+                (folder / "shop" / re.findall(r"`(\w+\.py)`", page[: block.start()])[-1]).write_text(text)
+            elif language == "sh" and last.startswith(WORKER):
+                if current is other:
+                    worker.stop()
+                for line in lines:
+                    worker.run(line)
+                worker.start(last, READY)
+                current = other
+            elif language == "sh":
+                printed = "".join(map(current.run, [*lines, last]))
+            elif language == "text" and text.startswith("["):
+                worker.see([*lines, last])
+            else:
+                assert language == "text", f"nobody knows what to do with a block of {language}"
+                assert is_shown(text, printed), f"shown:\n{text}\nprinted:\n{printed}"
 
 
 def _environment() -> dict[str, str]:
