@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.testing.contract import a_record
 from lab.ledger import Row
 from lab.proof import soak
 from lab.proof.audit import Evidence, Nemesis, judge, judge_effects
@@ -36,11 +37,6 @@ def breaches(
     return list(task.breaches(task.seen(list(clean), status)))
 
 
-def test_nothing_is_wrong_where_nothing_is() -> None:
-    """Also with what a promise allows: an effect that was repeated with a cause, and an end in doubt."""
-    assert [breaches(), breaches("at least once", **TWICE), breaches(**IN_DOUBT)] == [[], [], []]
-
-
 @pytest.mark.parametrize(
     ("rule", "seen"),
     [
@@ -65,43 +61,36 @@ def test_a_broken_rule_is_noticed(rule: str, seen: dict[str, Any]) -> None:
     assert problem.startswith(rule)
 
 
-def test_an_outcome_without_an_effect_is_noticed() -> None:
-    """A success that was reported for nothing is the worst of all, under every promise."""
+def test_nothing_is_wrong_where_nothing_is_and_an_outcome_without_an_effect_always_is() -> None:
+    """A promise allows an effect that was repeated with a cause, and an end in doubt."""
+    assert [breaches(), breaches("at least once", **TWICE), breaches(**IN_DOUBT)] == [[], [], []]
     assert all(any("there was no effect" in each for each in breaches(name, effects=())) for name in PROMISES)
 
 
-PID, WORKER, RESULT = 7, "w", "o by 1"
+RESULT = "o by 1"
 
 
 def record(status: Status = Status.COMPLETED, result: str = RESULT) -> Record:
-    names: Any = {"task": "t", "task_id": "i", "worker": WORKER, "key": "k", "revision": "r", "owner": "a"}
-    times: Any = dict.fromkeys(("lease_until", "created_at", "updated_at"), 0)
-    kept = f'"{result}"' if status is Status.COMPLETED else None
-    return Record(status=status, fencing_token=1, fingerprint=None, attempts=1, result=kept, **names, **times)
+    return replace(a_record(), status=status, result=f'"{result}"' if status is Status.COMPLETED else None)
 
 
-def row(what: str, at: float, *, pid: int = PID, reference: str = "", order: str = "o") -> Row:
+def row(what: str, at: float, *, pid: int = 7, reference: str = "", order: str = "o") -> Row:
     return Row(what=what, order=order, time=at, pid=pid, reference=reference)
 
 
 BEGUN = [row("delivery", 10), row("claimed", 11)]
 CLEAN = [*BEGUN, row("effect", 12), row("completed", 13), row("told", 14, reference=RESULT), row("returned", 15)]
-AGAIN = [row(what, at, pid=PID + 1) for what, at in (("delivery", 20), ("claimed", 21), ("effect", 22))]
+AGAIN = [row(what, at, pid=8) for what, at in (("delivery", 20), ("claimed", 21), ("effect", 22))]
 CRASHED = [row("delivery", 1), row("effect", 2)]
 
 
-def judged(
-    promise: str, *rows: Row, nemeses: tuple[Nemesis, ...] = (), drained: Record | None = None, final: Any = None
-) -> Verdict:
-    """What the audit says about one operation; its record is completed, unless said otherwise."""
-    before, after = {"o": drained or record()}, {"o": final or drained or record()}
-    everything: Any = {"rows": list(rows), "nemeses": nemeses, "drained": before, "final": after}
-    (verdict,) = judge(Evidence(promises={"o": PROMISES[promise]}, **everything))
+def judged(promise: str, *rows: Row, killed: tuple[float, int] | None = None, drained: Any = None) -> Verdict:
+    """What the audit says about one operation, whose record is completed unless said otherwise."""
+    nemeses = [Nemesis(kind="kill", began=killed[0], ended=killed[0], pids=frozenset(killed[1:]))] if killed else []
+    records = {"o": drained or record()}
+    evidence: Any = {"rows": list(rows), "nemeses": nemeses, "drained": records, "final": records}
+    (verdict,) = judge(Evidence(promises={"o": PROMISES[promise]}, **evidence))
     return verdict
-
-
-def killed(at: float, pid: int = PID) -> tuple[Nemesis, ...]:
-    return (Nemesis(kind="kill", began=at, ended=at, pids=frozenset({pid})),)
 
 
 @pytest.mark.parametrize("promise", PROMISES)
@@ -114,13 +103,12 @@ def test_a_planted_duplicate_or_loss_is_seen_under_every_promise(promise: str) -
 
 def test_a_nemesis_excuses_one_repetition_of_the_delivery_it_hit_and_only_where_it_may_happen() -> None:
     """Not two, not of another process or time, and not where an effect must not be repeated."""
-    twice = row("effect", 23, pid=PID + 1)
-    assert judged("at least once", *CRASHED, *AGAIN, nemeses=killed(3)).problems == ()
-    assert judged("at least once", *CRASHED, *AGAIN, twice, nemeses=killed(3)).problems
+    assert judged("at least once", *CRASHED, *AGAIN, killed=(3, 7)).problems == ()
+    assert judged("at least once", *CRASHED, *AGAIN, row("effect", 23, pid=8), killed=(3, 7)).problems
     for promise in ("exactly once", "at most once"):
-        assert judged(promise, *CRASHED, *AGAIN, nemeses=killed(3)).problems
-    for elsewhere in (killed(2, pid=99), killed(-9), killed(9)):
-        assert judged("at least once", *CRASHED, row("returned", 3), *AGAIN, nemeses=elsewhere).problems
+        assert judged(promise, *CRASHED, *AGAIN, killed=(3, 7)).problems
+    for elsewhere in ((2, 99), (-9, 7), (9, 7)):
+        assert judged("at least once", *CRASHED, row("returned", 3), *AGAIN, killed=elsewhere).problems
 
 
 def test_what_is_stuck_lost_or_unknown_without_a_nemesis_is_seen() -> None:
@@ -128,12 +116,13 @@ def test_what_is_stuck_lost_or_unknown_without_a_nemesis_is_seen() -> None:
     in_progress, unknown = record(Status.IN_PROGRESS), record(Status.UNKNOWN)
     stuck = judged("exactly once", *CLEAN[:3], drained=in_progress)
     assert (stuck.stuck, len(stuck.problems)) == (True, 2)
-    lost = judged("exactly once", *CLEAN, drained=in_progress, final=record())
+    promises, records = {"o": PROMISES["exactly once"]}, {"drained": {"o": in_progress}, "final": {"o": record()}}
+    (lost,) = judge(Evidence(promises=promises, rows=CLEAN, nemeses=(), **records))
     assert (lost.stuck, lost.problems) == (False, ("the queue ran empty and it had no outcome",))
-    hit = judged("at most once", *BEGUN, nemeses=killed(13), drained=unknown)
+    hit = judged("at most once", *BEGUN, killed=(13, 7), drained=unknown)
     assert (hit.unknown, hit.unexplained, hit.problems) == (True, False, ())
     assert judged("at most once", *BEGUN, drained=unknown).problems == ("UNKNOWN without a cause",)
-    assert judged("at least once", *CLEAN[:3], nemeses=killed(13), drained=unknown).problems
+    assert judged("at least once", *CLEAN[:3], killed=(13, 7), drained=unknown).problems
 
 
 def test_callers_that_are_told_different_things_are_seen() -> None:
@@ -141,16 +130,17 @@ def test_callers_that_are_told_different_things_are_seen() -> None:
     refused = row("told failure", 13.5, reference="OutcomeUnknown")
     assert judged("exactly once", *CLEAN, row("told", 30, reference="o by 2")).problems
     assert judged("exactly once", *CLEAN, drained=record(result="o by 2")).problems
-    assert judged("at most once", *CLEAN, drained=record(Status.UNKNOWN), nemeses=killed(12)).problems
+    assert judged("at most once", *CLEAN, drained=record(Status.UNKNOWN), killed=(12, 7)).problems
     assert judged("exactly once", *CLEAN, row("told failure", 30, reference="ResultLost")).problems
-    assert judged("at most once", *CLEAN, refused, nemeses=killed(12)).problems == ()
+    assert judged("at most once", *CLEAN, refused, killed=(12, 7)).problems == ()
     assert judged("at most once", *CLEAN, refused).problems
-    assert judged("exactly once", *CLEAN, refused, nemeses=killed(12)).problems
+    assert judged("exactly once", *CLEAN, refused, killed=(12, 7)).problems
 
 
 def test_unknown_is_the_one_final_state_that_may_be_left_and_only_by_its_owner() -> None:
     """Whatever the order in which both were seen."""
-    unknown, completed = record(Status.UNKNOWN), replace(record(), revision="r2")
+    unknown = record(Status.UNKNOWN)
+    completed = replace(unknown, status=Status.COMPLETED, result=f'"{RESULT}"', revision="r2")
     assert (ending([]), ending([unknown, unknown])) == (None, unknown)
     assert [ending([unknown, completed]), ending([completed, unknown])] == [completed, completed]
     for changed in (replace(completed, owner="b"), replace(unknown, revision="r3")):

@@ -1,7 +1,6 @@
 """The explorer finds no broken rule in the library, reaches every fault, and sees what is broken on purpose."""
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -14,31 +13,24 @@ from lab.proof.explorer import Exploration, Violation, explore
 from lab.proof.mutants import MUTANTS, Mutant, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Declined, Effect, Fault, Program
 
-PLAIN = [Program(Policy()), Program(Policy(on_takeover="refuse")), Program(Policy(), effect=Effect.COMMIT)]
 EFFECTS = [each for each in Effect if each not in {each.effect for each in NOT_ENOUGH}]
 UNCONDITIONAL = next(each for each in MUTANTS if each.name == "completion without a condition")
+SLOW = {"rerun, failing, published once", "rerun, step, failing, published once", "rerun, fenced step, forgetful store"}
+nightly = pytest.mark.nightly
 REPEATED = "must not be repeated was repeated"
 
 
-def named(program: Program) -> str:
-    return program.name
-
-
-@cache
-def _explored(number: int) -> Exploration:
-    program = PROGRAMS[number]
+def explored(program: Program) -> Exploration:
     return explore(program, deliveries=program.deliveries, faults=program.few_faults)
 
 
-def quickly(program: Program) -> Exploration:
-    """Several claims are about the same worlds: a process explores each program once."""
-    return _explored([each.name for each in PROGRAMS].index(program.name))
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=named)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(each, id=each.name, marks=[pytest.mark.nightly] * (each.name in SLOW)) for each in PROGRAMS],
+)
 def test_no_interleaving_breaks_a_rule(program: Program) -> None:
     """A few deliveries under a few faults; every kind of fault is met, and the owner of what became unknown ends it."""
-    found = quickly(program)
+    found = explored(program)
     assert found.missed == set()
     assert found.most_effects == (1 if program.at_most_once else 2)
     assert found.ended["finished" if program.raises is None else "raised"]
@@ -47,20 +39,16 @@ def test_no_interleaving_breaks_a_rule(program: Program) -> None:
         assert found.ended["OutcomeUnknown"]
 
 
-@pytest.mark.parametrize("program", PLAIN, ids=named)
-def test_a_message_given_again_is_a_delivery_like_any_other_and_leases_end_over_living_and_dead(
-    program: Program,
-) -> None:
+def test_a_message_given_again_is_a_delivery_like_any_other_and_leases_end_over_living_and_dead() -> None:
     """A parent dies and its broker gives the message again: the same worlds, whether or not the task id is the same."""
-    apart = quickly(program)
-    together = explore(replace(program, one_message=True), deliveries=program.deliveries, faults=program.few_faults)
+    apart, together = explored(Program(Policy())), explored(Program(Policy(), one_message=True))
     for name in ("states", "transitions", "most_effects", "ended"):
         assert getattr(together, name) == getattr(apart, name)
     assert apart.noted["a lease ends, its owner lives"]
     assert apart.noted["a lease ends, its owner is dead"]
 
 
-@pytest.mark.parametrize("program", NOT_ENOUGH, ids=named)
+@pytest.mark.parametrize("program", NOT_ENOUGH, ids=lambda program: program.name)
 def test_half_of_a_fenced_step_is_not_enough(program: Program) -> None:
     """A fencing token alone, or a probe alone, repeats the effect: the explorer shows the way there."""
     with pytest.raises(Violation, match=REPEATED):
@@ -122,7 +110,7 @@ def test_violation_tells_the_way_there() -> None:
     assert "1. delivery 0 swaps IN_PROGRESS" in str(raised.value)
 
 
-@pytest.mark.nightly
+@nightly
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_noticed(mutant: Mutant) -> None:
     """Explorer, contract or oracle notices each mistake; a survivor would be a hole in the evidence."""

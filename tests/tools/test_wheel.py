@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 from email import message_from_bytes
-from email.message import Message
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -60,41 +59,22 @@ def tracked() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def dist(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the source archive, and the wheel that was built from the archive."""
+def built(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The source archive, and the wheel that was built from it."""
     checkout, dist = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
     copy(tracked, checkout)  # without what earlier builds left behind
     run(sys.executable, "-m", "build", "--outdir", str(dist), cwd=checkout)
-    return dist
+    (source,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    return source, wheel
 
 
-@pytest.fixture(scope="module")
-def wheel(dist: Path) -> Path:
-    (wheel,) = dist.glob("*.whl")
-    return wheel
-
-
-@pytest.fixture(scope="module")
-def metadata(dist: Path, wheel: Path) -> Message:
-    """What an index page is made of, which takes it with a description that it can show."""
-    run(sys.executable, "-m", "twine", "check", "--strict", *(str(each) for each in dist.iterdir()), cwd=dist)
-    with ZipFile(wheel) as archive:
-        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
-        return message_from_bytes(archive.read(name))
-
-
-def test_the_distributions_hold_the_package_and_nothing_else(dist: Path, wheel: Path, tracked: set[str]) -> None:
+def test_the_distributions_hold_the_package_and_nothing_else(built: tuple[Path, Path], tracked: set[str]) -> None:
     """Every file of it, whatever its kind, and in the archive what it is built from and its pages; no lab, no tests."""
+    source, wheel = built
     package = {path for path in tracked if path.startswith(PACKAGE)}
-    folder = "celery_idempotent"
-    assert {
-        f"{folder}/py.typed",
-        f"{folder}/stores/redis/swap.lua",
-        f"{folder}/contrib/web/static/style.css",
-    } <= package
+    assert {f"{PACKAGE[0]}{each}" for each in ("py.typed", "stores/redis/swap.lua")} <= package
     with ZipFile(wheel) as archive:
         assert {each for each in archive.namelist() if ".dist-info/" not in each} == package
-    (source,) = dist.glob("*.tar.gz")
     with tarfile.open(source) as opened:
         files = {each.name.split("/", 1)[1] for each in opened if each.isfile()}
     held = {each for each in files if not each.startswith(("PKG-INFO", "celery_idempotent.egg-info/"))}
@@ -102,8 +82,12 @@ def test_the_distributions_hold_the_package_and_nothing_else(dist: Path, wheel: 
     assert held == {*beside.split(), *package, *(path for path in tracked if path.startswith("docs/"))}
 
 
-def test_an_index_page_names_the_project_and_its_links_and_pictures_live(metadata: Message) -> None:
+def test_an_index_page_names_the_project_and_its_links_and_pictures_live(built: tuple[Path, Path]) -> None:
     """They are absolute; those into the project lead to a file of it, and pictures are fetched as files."""
+    run(sys.executable, "-m", "twine", "check", "--strict", *map(str, built), cwd=ROOT)
+    with ZipFile(built[1]) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        metadata = message_from_bytes(archive.read(name))
     assert (metadata["Author"], metadata["License-Expression"]) == ("celery-idempotent contributors", "Apache-2.0")
     assert dict(each.split(", ") for each in metadata.get_all("Project-URL", [])) == {
         "Source": HOME,
@@ -125,9 +109,9 @@ def test_an_index_page_names_the_project_and_its_links_and_pictures_live(metadat
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_unit_tests_pass_against_the_wheel(wheel: Path, tracked: set[str], tmp_path: Path) -> None:
+def test_unit_tests_pass_against_the_wheel(built: tuple[Path, Path], tracked: set[str], tmp_path: Path) -> None:
     """In an environment that has nothing else, beside a checkout without the package."""
-    python = environment(tmp_path / "environment", f"{wheel}[cipher,dynamodb,flask,otel,redis,sql,web]", *TESTED_BY)
+    python = environment(tmp_path / "environment", f"{built[1]}[cipher,dynamodb,flask,otel,redis,sql,web]", *TESTED_BY)
     checkout = tmp_path / "checkout"
     copy({path for path in tracked if not path.startswith(PACKAGE)}, checkout)
     imported = run(str(python), "-c", "import celery_idempotent as it; print(it.__file__)", cwd=checkout)
@@ -135,21 +119,22 @@ def test_unit_tests_pass_against_the_wheel(wheel: Path, tracked: set[str], tmp_p
     assert " passed" in run(str(python), "-m", "pytest", "tests/unit", "-q", cwd=checkout).splitlines()[-1]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_redis_extra_is_all_that_a_shop_on_redis_needs(
-    wheel: Path, redis_server: EmbeddedRedis, tmp_path: Path
+    built: tuple[Path, Path], redis_server: EmbeddedRedis, tmp_path: Path
 ) -> None:
     """Broker, result backend and store: one order delivered three times is charged once."""
-    python = environment(tmp_path / "environment", f"{wheel}[redis]")
+    python = environment(tmp_path / "environment", f"{built[1]}[redis]")
     (tmp_path / "shop.py").write_text(SHOP)
     assert run(str(python), "shop.py", redis_server.url, cwd=tmp_path).split() == ["1", "1", "1", "1"]
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_tutorial_does_what_it_says(wheel: Path) -> None:
+def test_the_tutorial_does_what_it_says(built: tuple[Path, Path]) -> None:
     """Each file, command and output of the page, in its order, in two terminals and an environment that is empty."""
-    done = run(sys.executable, "-m", "tests.support.tutorial", str(wheel), cwd=ROOT)
+    done = run(sys.executable, "-m", "tests.support.tutorial", str(built[1]), cwd=ROOT)
     assert done.startswith("the tutorial does what it says")
 
 
