@@ -258,7 +258,7 @@ def _card(**fields: Any) -> Card:
 
 HIDING: list[Any] = [
     *(_card(), _card(number="4222"), _card(pin=b"2"), _card(owner="bob"), _card(bank="second")),
-    *(NamedCard(name="a"), NamedCard(name="b")),
+    *(NamedCard.model_validate({"name": each}) for each in "ab"),
     # Of 1 and "1" in one dict of a model, only one would be left in JSON.
     *(_card(limits={1: 5, "1": 6}), _card(limits={1: 4, "1": 6})),
 ]

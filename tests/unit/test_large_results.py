@@ -37,6 +37,7 @@ class LargeScene(Scene):
         super().__init__()
         self.objects = MemoryObjects(*errors)
         self.large = LargeResults(self.objects, over, "shop/")
+        self.around: Any = Offloading(self.store, self.large)
 
     def finish(self, value: Any = LARGE, **policy: Any) -> Any:
         """What a delivery is told whose body returns ``value``."""
