@@ -366,13 +366,20 @@ def test_before_effects_is_refused_around_and_after_an_effect(scene: Scene, call
 
 
 def test_step_is_made_with_the_key_of_a_delivery() -> None:
-    """So a receiver that honours keys recognises it; every call makes it again, as a function does."""
-    shop, seen = Shop(), list[Step]()
-    shop.does = lambda *_: current_attempt().step("charge", seen.append)
+    """So a receiver that honours keys recognises it, and a follow-up is one task; every call makes it again."""
+    shop, seen, ids = Shop(), list[Step](), list[str]()
+    receipt = shop.task(body=lambda order_id: None, name="receipt")
+
+    def body(order_id: str, cents: int) -> None:
+        current_attempt().step("charge", seen.append)
+        ids.append(current_attempt().send("receipt", receipt.s(order_id)))
+
+    shop.does = body
     for call in (shop.charge, shop.charge, shop.deliver):
         call("o-1")
     assert len({each.key for each in seen}) == 1
     assert [each.fencing_token > 0 for each in seen] == [False, False, True]
+    assert [(each.headers["id"], each.payload[0]) for each in shop.published()] == [(ids[0], ["o-1"])] * 3
 
 
 def test_tools_of_an_attempt_do_what_they_can_without_a_record() -> None:
@@ -396,19 +403,6 @@ def test_tools_of_an_attempt_do_what_they_can_without_a_record() -> None:
     shop.does = body
     assert shop.deliver("o-1").value == "entry"
     assert (calls, [*shop.memory.scan()]) == (["checked", "sent", 0, "probe"], [])
-
-
-def test_follow_up_is_published_under_the_id_of_a_delivery() -> None:
-    """A duplicate of it is recognised, whoever published it."""
-    shop = Shop()
-    receipt = shop.task(body=lambda order_id: None, name="receipt")
-    shop.does = lambda order_id, cents: current_attempt().send("receipt", receipt, order_id)
-    ids = [shop.charge("o-1"), shop.deliver("o-1").value]
-    shop.does = lambda order_id, cents: current_attempt().send("receipt", receipt.s(order_id))
-    ids.append(shop.charge("o-2"))
-    assert ids[0] == ids[1]
-    published = [(message.headers["id"], message.payload[0]) for message in shop.published()]
-    assert published == [(ids[0], ["o-1"]), (ids[1], ["o-1"]), (ids[2], ["o-2"])]
 
 
 @pytest.mark.parametrize("policy", [Policy(on_outage="run"), Policy(mode="observe")], ids=["outage", "observed"])

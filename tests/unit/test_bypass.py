@@ -114,9 +114,7 @@ def test_copied_mark_of_the_gate_opens_no_way_around_it(shop: Shop) -> None:
     assert shop.runs == ["o-1"] * 4
 
 
-def test_redelivery_is_no_recursion_where_an_execution_was_left_behind(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redelivery_is_no_recursion_where_an_execution_was_left_behind(shop: Shop, monkeypatch: Any) -> None:
     """A time limit that strikes as a body is entered or left does so; the next delivery in this process is guarded."""
 
     def deliver_twice() -> None:
@@ -201,16 +199,6 @@ def test_two_services_on_one_store_are_kept_apart_by_a_namespace() -> None:
     assert {record.app for record in store.scan()} == {"shop", "depot"}
 
 
-@pytest.mark.parametrize(
-    ("header", "value"), [("idempotency", "yes"), ("idempotency_conflicts", -4), ("idempotency_deliveries", [1])]
-)
-def test_header_of_a_stranger_ends_no_delivery(shop: Shop, header: str, value: Any) -> None:
-    """Celery makes attributes of headers, and anybody may write them."""
-    shop.store.faults.extend(["request lost"] * 2)
-    ended = shop.deliver("o-1", request={"headers": {header: value}, header: value})
-    assert settle(shop.app, shop.charge, ended).value == "charged 1"
-
-
 def test_each_item_is_an_operation(shop: Shop) -> None:
     """The same as if it had been sent by itself, and the whole list gives the results that Celery would give."""
     shop.does, tuples = lambda order_id, cents: f"charged {order_id}", [("o-1",), ("o-2",)]
@@ -276,9 +264,7 @@ TO_FOLLOW: list[Callable[[Any], Any]] = [
     ("how", "is_eager"),
     [*((each, eager) for each in WHOLE for eager in (False, True)), *((each, False) for each in TO_FOLLOW)],
 )
-def test_key_given_to_a_whole_group_is_refused_before_anything_is_published(
-    how: Callable[[Any], Any], is_eager: bool
-) -> None:
+def test_key_given_to_a_whole_group_is_refused_before_anything_is_published(how: Any, is_eager: bool) -> None:
     """One member would run and the others get its result, as nothing tells them apart under that key."""
     shop = Shop(Policy(fingerprint=None), task_always_eager=is_eager, task_eager_propagates=True)
     with pytest.raises(PolicyError) as raised:

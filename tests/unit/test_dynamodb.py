@@ -272,9 +272,7 @@ _REQUESTS = st.lists(st.tuples(st.integers(0, 4_102_444_800), st.binary(max_size
     region=_WORDS.filter(lambda text: "/" not in text),
     requests=_REQUESTS,
 )
-def test_signature_is_botocores(
-    url: str, headers: dict[str, str], credentials: Any, region: str, requests: list[tuple[int, bytes]]
-) -> None:
+def test_signature_is_botocores(url: str, headers: Any, credentials: Any, region: str, requests: Any) -> None:
     """Whatever is signed, whenever, by whom and how often with one key."""
     signature = Signature(url, headers, credentials, region, "dynamodb")
     auth: Any = SigV4Auth(credentials, "dynamodb", region)

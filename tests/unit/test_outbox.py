@@ -111,9 +111,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("damaged", DAMAGED)
-def test_damaged_message_does_not_hold_up_the_others(
-    place: Place, damaged: OutboxMessage, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_message_does_not_hold_up_the_others(place: Place, damaged: OutboxMessage, caplog: Any) -> None:
     """It is logged and stays, with the reason for people; what can be published is."""
     place.enqueue(damaged)
     place.send("o-1")
@@ -161,9 +159,7 @@ ParamValidationError = type("ParamValidationError", (Exception,), {})  # as boto
 
 
 @pytest.mark.parametrize("cause", [ChannelError("queue"), ParamValidationError(), ConnectionError(), None], ids=repr)
-def test_messages_wait_while_the_broker_is_away(
-    place: Place, monkeypatch: pytest.MonkeyPatch, cause: Exception | None
-) -> None:
+def test_messages_wait_while_the_broker_is_away(place: Place, monkeypatch: Any, cause: Exception | None) -> None:
     """Due at once, after those not tried. An error of a channel, which kombu tells alike, is its message's."""
     place.send("o-1", "o-2", "o-3")
     error, publish = OperationalError("away"), outbox._publish
@@ -228,9 +224,7 @@ def test_command_publishes_what_waits_and_says_what_it_leaves(place: Place) -> N
 
 
 @pytest.mark.parametrize(("how", "line"), [((), "published 1\n"), (("--json",), '{"published": 1}\n')])
-def test_command_looks_again_until_it_is_interrupted(
-    place: Place, monkeypatch: pytest.MonkeyPatch, how: Any, line: str
-) -> None:
+def test_command_looks_again_until_it_is_interrupted(place: Place, monkeypatch: Any, how: Any, line: str) -> None:
     """In a process of its own, pausing as long as it is told where nothing waits; a line for each that found some."""
     pauses: list[float] = []
 

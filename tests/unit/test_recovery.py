@@ -207,9 +207,7 @@ def test_loss_that_a_thread_is_told_of_leaves_the_loop_alone(shop: Shop, worker:
 
 
 @pytest.mark.parametrize("reason", ["shutdown", "broker"])
-def test_worker_that_stops_deals_with_it_first(
-    shop: Shop, worker: Worker, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_worker_that_stops_deals_with_it_first(shop: Shop, worker: Worker, reason: str, caplog: Any) -> None:
     """Its loop ends with it, or Celery before 5.6 empties that. What cannot go back, as the broker is away, comes."""
     broken, lost = Lost(shop), Lost(shop, order="another")
     broken.request._on_reject = raising(OSError("away"))
@@ -252,9 +250,7 @@ def test_lease_that_is_not_this_workers_to_end_goes_on(shop: Shop, worker: Worke
     assert Lost(shop).fails(worker) == BACK_LEASED
 
 
-def test_message_goes_back_whatever_goes_wrong(
-    shop: Shop, worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: Any
-) -> None:
+def test_message_goes_back_whatever_goes_wrong(shop: Shop, worker: Worker, caplog: Any, monkeypatch: Any) -> None:
     """A store that raises, or no thread: the lease counts, and of an error the log names the type alone."""
     lost, unthreaded = Lost(shop), Lost(shop, order="another")
     shop.store.away = {"get": ValueError("a password")}

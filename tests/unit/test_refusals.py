@@ -166,9 +166,7 @@ def _class(*bases: type) -> type:
         (lambda: _class(_class(Task), IdempotentMixin), "base", "write class Charge(IdempotentMixin, Charge)"),
     ],
 )
-def test_task_that_would_be_unprotected_is_refused_when_it_is_defined(
-    declare: Callable[[], object], option: str, remedy: str
-) -> None:
+def test_task_that_would_be_unprotected_is_refused_when_it_is_defined(declare: Any, option: str, remedy: str) -> None:
     """Celery takes any option, and its own classes would go before the guard."""
     assert remedy in _refused(declare, option).remedy
 
@@ -389,8 +387,6 @@ def test_what_cannot_be_protected_is_refused_where_it_is_written(function: Any, 
         (lambda: _bound(lambda order_id: current_attempt().step("", lambda step: 1))("o"), "name"),
     ],
 )
-def test_what_means_nothing_for_a_function_or_without_a_claim_is_refused(
-    declare: Callable[[], object], option: str
-) -> None:
+def test_what_means_nothing_for_a_function_or_without_a_claim_is_refused(declare: Any, option: str) -> None:
     """``@idempotent`` without brackets, what is about messages, and effects that need a record."""
     _refused(declare, option)

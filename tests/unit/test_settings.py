@@ -114,9 +114,7 @@ def test_worker_with_a_store_that_cannot_work_does_not_start(store: Any) -> None
 
 
 @pytest.mark.parametrize("error", [None, StoreUnavailable("s", "PutItem", "timed out")])
-def test_worker_says_what_it_protects_also_in_an_outage(
-    error: StoreUnavailable | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_worker_says_what_it_protects_also_in_an_outage(error: StoreUnavailable | None, caplog: Any) -> None:
     """One line: its store, its tasks that are protected, and those that are not; without Celery's own."""
     shop = Shop(idempotency_store=a_store(error))
     shop.task(Policy(mode="observe"), name="watch")

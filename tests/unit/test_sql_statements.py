@@ -241,9 +241,7 @@ def test_unanswered_statement_is_not_repeated(ask: Any, code: str, told: type[Ex
     ],
 )
 @pytest.mark.parametrize("code", [DEADLOCK, LOST, None])
-def test_write_in_a_transaction_of_the_callers_is_sent_once_and_on_its_connection(
-    write: Callable[[Scripted, Link], object], code: str | None
-) -> None:
+def test_write_in_a_transaction_of_the_callers_is_sent_once_and_on_its_connection(write: Any, code: str | None) -> None:
     """On another it would count before the commit; what the database undid, it undid with all that was before."""
     store, link = Scripted(*([code] if code else []), WON), Link()
     if code:
@@ -280,15 +278,6 @@ def test_time_costs_one_statement_at_most(reply: dict[str, Any]) -> None:
         store.swap(a_record(), None)
     assert [abs(store.now() - 5_000_000) < 60_000 for _ in range(2)] == [True, True]
     assert len(store.sent) == 1
-
-
-def test_errors_of_another_kind_are_explained_where_they_are_named() -> None:
-    """Others are nobody's but the caller's."""
-    store = Scripted()
-    with pytest.raises(StoreUnavailable, match="pool"), store.explaining("begin", TimeoutError):
-        raise TimeoutError("pool")
-    with pytest.raises(TimeoutError), store.explaining("begin"):
-        raise TimeoutError
 
 
 @pytest.mark.parametrize(

@@ -25,22 +25,13 @@ def shop() -> Shop:
 
 
 def test_duplicates_of_any_origin_get_the_first_result() -> None:
-    """A redelivery (same task id) and a second publish (another id) are both answered by the first run."""
-    shop = Shop()
-    ends = [shop.deliver(7, task_id="a"), shop.deliver(7, 1, task_id="a"), shop.deliver(order_id=7, task_id="b")]
-    assert ends == [Ended("SUCCESS", "charged 1")] * 3
-    assert shop.runs == [7]
-
-
-def test_scope_is_what_keys_begin_with() -> None:
-    """Two tasks of one scope are one operation, and a new scope starts every operation anew."""
+    """A redelivery, a second publish, and a call of another task of its scope are all answered by the first run."""
     shop = Shop(Policy(scope="billing"))
     other = shop.task(Policy(scope="billing"), lambda order_id, cents=1: "other", "other")
-    shop.deliver(1)
-    assert deliver(other, 1).value == "charged 1"
-    shop.charge.idempotent = Policy(scope="billing:2")
-    shop.deliver(1)
-    assert shop.runs == [1, 1]
+    ends = [shop.deliver(7, task_id="a"), shop.deliver(7, 1, task_id="a"), shop.deliver(order_id=7, task_id="b")]
+    ends.append(deliver(other, 7))
+    assert ends == [Ended("SUCCESS", "charged 1")] * 4
+    assert shop.runs == [7]
 
 
 def test_explicit_key_travels_with_the_message(shop: Shop) -> None:
@@ -256,14 +247,6 @@ def test_links_and_chains_follow_a_replay(shop: Shop) -> None:
         for each in (callback, following):
             assert (each.headers["task"], each.payload[0]) == ("two", ["charged 1"])
     assert shop.runs == [1]
-
-
-def test_off_mode_does_nothing() -> None:
-    """A switched-off policy runs every delivery and touches no store; the handle still derives keys."""
-    shop = Shop(Policy(mode="off"), idempotency_store=None)
-    shop.does = lambda *_: current_attempt().effect_key("x")
-    assert shop.deliver(1) == shop.deliver(1)
-    assert len(shop.runs) == 2
 
 
 def test_whole_app_by_task_cls() -> None:
