@@ -1,4 +1,4 @@
-"""Databases of every kind as entries of DATABASES, and further ones beside those that Django was configured with."""
+"""Databases of every kind as entries of DATABASES, beside those that Django was configured with; and their servers."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +15,7 @@ from django.db import connections
 
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from lab.embedded.server import HOST
+from tests.support.waiting import wait_until
 
 Settings = Mapping[str, Any]
 
@@ -84,3 +85,33 @@ def _teach_django_pymysql() -> None:
     import_module("django.db.backends.mysql.base")
     for name in [each for each in sys.modules if each.split(".")[0] in {"MySQLdb", "_mysql"}]:
         del sys.modules[name]
+
+
+class Server:
+    """The database server behind an alias, asked over a connection of its own."""
+
+    def __init__(self, alias: str) -> None:
+        settings = connections.settings[alias]
+        self._is_mysql = "mysql" in settings["ENGINE"]
+        self._name = settings["NAME"]
+        self._connection = connections.create_connection(alias)
+        self.close = self._connection.close
+
+    def sessions(self) -> set[int]:
+        """Who is connected to the database, apart from this."""
+        question = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+        if self._is_mysql:
+            question = "SELECT id FROM information_schema.processlist WHERE db = %s AND id <> connection_id()"
+        return {each[0] for each in self.ask(question, self._name)}
+
+    def hang_up(self, session: int) -> None:
+        """End a session from this side; its socket is closed by then."""
+        # PostgreSQL's list forgets a session before its process closes the socket; given a time, it waits for that.
+        self.ask(f"KILL {session}" if self._is_mysql else f"SELECT pg_terminate_backend({session}, 60000)")
+        wait_until(lambda: session not in self.sessions(), "the session ends")
+
+    def ask(self, text: str, *values: str | int) -> Any:
+        """The rows of the answer; none where a command has none."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(text, values)
+            return cursor.fetchall() if cursor.description else []

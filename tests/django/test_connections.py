@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -21,8 +22,7 @@ from celery_idempotent.testing import StoreContract
 from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.contract.parallel import in_children, race
 from lab.embedded import EmbeddedPostgres
-from tests.django.databases import configured, migrated, postgresql, sqlite
-from tests.django.server import Server
+from tests.django.databases import Server, configured, migrated, postgresql, sqlite
 from tests.support.deliveries import an_app, deliver
 from tests.support.processes import complete_in_a_child_after
 from tests.support.waiting import wait_until
@@ -67,10 +67,7 @@ def test_what_the_store_opens_it_closes_and_what_it_finds_open_stays(store: Djan
 
 def test_a_task_uses_one_connection(store: DjangoStore) -> None:
     """Claim, body and completion share it; Celery's Django fixup closes it after the task."""
-    opened, app = [], an_app(idempotency_store=store)
-
-    def note(connection: Any, **kwargs: Any) -> None:
-        opened.append(connection.alias)
+    note, app = Mock(), an_app(idempotency_store=store)
 
     @app.task(base=IdempotentTask, shared=False, name="t", idempotent=Policy())
     def body() -> str:
@@ -83,7 +80,7 @@ def test_a_task_uses_one_connection(store: DjangoStore) -> None:
         assert deliver(body).value == "done"
     finally:
         connection_created.disconnect(note)
-    assert opened == [store.alias]
+    assert [each.kwargs["connection"].alias for each in note.call_args_list] == [store.alias]
 
 
 @on_servers
@@ -107,10 +104,7 @@ def test_inherited_connection_is_left_to_the_parent(store: DjangoStore) -> None:
 
 
 def test_what_a_child_does_with_what_it_inherits(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """It keeps connection and pool unused, whose sockets would mix up replies; what no store uses is not touched.
-
-    Done here in a thread, which also has connections of its own.
-    """
+    """It keeps connection and pool unused, whose sockets would mix up replies; what no store uses is not touched."""
     settings = postgresql(postgres)
 
     def work(alias: str, other: str) -> None:
@@ -138,7 +132,7 @@ def test_what_a_child_does_with_what_it_inherits(postgres: EmbeddedPostgres, tmp
     pooled = {**settings, "OPTIONS": {**settings["OPTIONS"], "pool": True}}
     with migrated("pooled", pooled) as alias, configured("no_store", sqlite(tmp_path / "other.sqlite3")) as other:
         DjangoStore(alias)
-        race([partial(work, alias, other)])
+        race([partial(work, alias, other)])  # a thread, which also has connections of its own
 
 
 def test_child_loses_nothing_when_its_parent_closes_the_file(tmp_path: Path) -> None:
@@ -152,14 +146,18 @@ def test_child_loses_nothing_when_its_parent_closes_the_file(tmp_path: Path) -> 
         complete_in_a_child_after(connections[alias].close, store, connections[alias].ensure_connection)
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"pool": {"min_size": 2, "max_size": 8}},
-    {"server_side_binding": True},
-    {"isolation_level": psycopg.IsolationLevel.SERIALIZABLE},
-]
+SERIALIZABLE = psycopg.IsolationLevel.SERIALIZABLE
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pool": {"min_size": 2, "max_size": 8}},
+        pytest.param({"server_side_binding": True}, marks=pytest.mark.nightly),
+        pytest.param({"isolation_level": SERIALIZABLE}, marks=pytest.mark.nightly),
+    ],
+    ids=["pool", "server_side_binding", "isolation_level"],
+)
 def test_options_of_postgresql_change_nothing(postgres: EmbeddedPostgres, options: dict[str, Any]) -> None:
     """A pool, parameters bound by the server, transactions in series: races, forks and every field."""
     settings = postgresql(postgres)

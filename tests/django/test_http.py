@@ -1,23 +1,17 @@
 """Django's views with an ``Idempotency-Key``: behind the decorator and behind the middleware, sync and async."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from io import BytesIO
 from types import ModuleType
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.core.signals import request_finished
 from django.db import connection, transaction
-from django.http import (
-    FileResponse,
-    Http404,
-    HttpRequest,
-    HttpResponse,
-    RawPostDataException,
-    StreamingHttpResponse,
-)
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, RawPostDataException, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import AsyncClient, Client, RequestFactory, override_settings
@@ -115,7 +109,6 @@ async def _awaited(chunks: list[bytes]) -> AsyncIterator[bytes]:
 
 @pytest.fixture(params=KINDS)
 def shop(request: pytest.FixtureRequest) -> DjangoShop:
-    """One of each kind."""
     return DjangoShop(request.param)
 
 
@@ -124,20 +117,8 @@ class TestDjango(Behaviour):
 
 
 @pytest.fixture
-def store() -> Iterator[MemoryStore]:
-    """A store of the test's own."""
-    made = MemoryStore()
-    yield made
-    made.close()
-
-
-def raising(error: Exception) -> Callable[[HttpRequest], Any]:
-    """A view that fails."""
-
-    def view(request: HttpRequest) -> HttpResponse:
-        raise error
-
-    return view
+def store() -> MemoryStore:
+    return MemoryStore()
 
 
 @pytest.mark.parametrize(("raised", "status"), [(Http404("gone"), 404), (PermissionDenied(), 403)])
@@ -145,14 +126,14 @@ def test_exceptions_that_are_responses_are_outcomes(
     shop: DjangoShop, store: MemoryStore, raised: Exception, status: int
 ) -> None:
     """As Django answers them; they are replayed."""
-    shop.serve_view(raising(raised), store=store)
+    shop.serve_view(Mock(side_effect=raised), store=store)
     first, again = shop.request(), shop.request()
     assert (first.status, first.body, len(shop.bodies)) == (status, again.body, 1)
 
 
 def test_under_refuse_an_exception_is_an_outcome(shop: DjangoShop, store: MemoryStore) -> None:
     """It is recorded as such, also where Django has made a page of it, and raised again."""
-    shop.serve_view(raising(ZeroDivisionError()), store=store, policy=Policy(on_takeover="refuse"))
+    shop.serve_view(Mock(side_effect=ZeroDivisionError), store=store, policy=Policy(on_takeover="refuse"))
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             shop.request()
@@ -162,7 +143,7 @@ def test_under_refuse_an_exception_is_an_outcome(shop: DjangoShop, store: Memory
 def test_outage_in_a_step_is_none_of_the_views_outcomes(shop: DjangoShop, store: MemoryStore) -> None:
     """Under refuse the operation is UNKNOWN, and not answered by Django's page for ever."""
     outage = StoreUnavailable("the store", "swap", "no answer")
-    shop.serve_view(raising(outage), store=store, policy=Policy(on_takeover="refuse"))
+    shop.serve_view(Mock(side_effect=outage), store=store, policy=Policy(on_takeover="refuse"))
     assert [str(shop.request()) for _ in range(2)] == ["503 unconfirmed later", "500 outcome-unknown"]
 
 
@@ -181,15 +162,11 @@ def test_template_is_rendered_before_it_is_recorded(shop: DjangoShop, store: Mem
 
 def test_sync_stream_and_file_are_recorded(shop: DjangoShop, store: MemoryStore) -> None:
     """The file is closed when it was read; Django tells that the request is over once, to close connections then."""
-    file, over = BytesIO(b"report"), list[Any]()
-
-    def receive(**about: Any) -> None:
-        over.append(about["sender"])
-
+    file, receive = BytesIO(b"report"), Mock()
     request_finished.connect(receive)
     shop.serve_view(lambda request: FileResponse(file), store=store)
     assert shop.request().body == b"report"
-    assert (file.closed, len(over)) == (True, 1)
+    assert (file.closed, receive.call_count) == (True, 1)
     request_finished.disconnect(receive)
     assert shop.request().body == b"report"
 
@@ -234,12 +211,8 @@ def test_transaction_around_a_view_is_refused(store: MemoryStore, of_a_test: boo
 
 def test_awaited_caller_is_awaited(store: MemoryStore) -> None:
     """As ``request.auser()`` is."""
-
-    async def caller(request: HttpRequest) -> str:
-        return "ann"
-
     shop = DjangoShop("async decorator")
-    shop.serve(Reply, store=store, caller=caller)
+    shop.serve(Reply, store=store, caller=AsyncMock(return_value="ann"))
     assert shop.request().status == 201
 
 

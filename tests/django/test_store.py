@@ -37,7 +37,7 @@ class TestStore(StoreContract, PurgeableContract, VerifiableContract):
         return DjangoStore(empty)
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("kind", ["postgresql", pytest.param("mariadb", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("answer", ["refused", "silent"])
 class TestOutages(OutageContract):
     """When nobody listens, and when a server never answers, given the timeouts that the documents ask for."""
@@ -107,16 +107,16 @@ def test_django_that_is_not_ready_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 OPEN = "from celery_idempotent import open_store; open_store('django://default')"
+FORK = "import os, celery_idempotent.contrib.django.store; os.fork() or os._exit(0); os.wait()"
 
 
 @pytest.mark.parametrize(
     ("code", "said"),
     [
         (f"import sys; sys.modules['django'] = None; {OPEN}", 'pip install "celery-idempotent[django]"'),
-        (f"import django; django.setup(); {OPEN}", ""),
-        ("import os, celery_idempotent.contrib.django.store; os._exit(0) if os.fork() == 0 else os.wait()", ""),
+        (f"{FORK}; import django; django.setup(); {OPEN}", ""),
     ],
-    ids=["no Django", "set up", "fork of what only imports the store"],
+    ids=["no Django", "set up, after a fork of what only imports the store"],
 )
 def test_process_of_its_own_is_told_what_is_missing(code: str, said: str) -> None:
     """The extra; where nothing is missing nothing is said."""

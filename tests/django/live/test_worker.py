@@ -16,9 +16,8 @@ from django.db import connections
 
 from lab import tether
 from lab.embedded import EmbeddedRedis
-from tests.django.databases import Settings, migrated, postgresql, sqlite
+from tests.django.databases import Server, Settings, migrated, postgresql, sqlite
 from tests.django.project.shop.models import Charge
-from tests.django.server import Server
 from tests.support.waiting import wait_until
 
 WORKER = ("-A", "tests.django.project", "worker", "--pool", "prefork", "--concurrency", "2", "--loglevel", "INFO")
@@ -50,11 +49,10 @@ class Shop(NamedTuple):
             tether.stop(process)
 
     def said(self) -> str:
-        """What all processes have said."""
         return (self.folder / "log").read_text()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["postgresql", pytest.param("sqlite", marks=pytest.mark.nightly)])
 def shop(request: pytest.FixtureRequest, redis_server: EmbeddedRedis, tmp_path: Path) -> Shop:
     """A shop with an empty database."""
     settings = sqlite(tmp_path / "shop.sqlite3")
@@ -107,6 +105,7 @@ def test_idle_worker_holds_no_connection(shop: Shop, alias: str, client: Celery)
     server.close()
 
 
+@pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
 def test_worker_without_its_table_does_not_start(shop: Shop) -> None:
     """It says which command makes the table."""
     with shop.running("celery", *WORKER, *QUIET) as worker:
