@@ -130,7 +130,7 @@ prove: $(SYSTEM)  ## attack code and stores: interleavings, mutants, kills, faul
 tracers: $(INSTALLED)  ## older tracers beside the library, whose newest run in make test
 	for each in $(OLDER_TRACERS); do \
 	  rm -rf build/tracer && $(BIN)/pip install --quiet --target build/tracer "$$each" \
-	    && PYTHONPATH=$(CURDIR)/build/tracer $(BIN)/pytest tests/integration/test_tracers.py -k "$${each%%=*}" || exit 1; \
+	    && PYTHONPATH=$(CURDIR)/build/tracer $(BIN)/pytest tests/integration/test_beats_and_tracers.py -k "$${each%%=*}" || exit 1; \
 	done
 
 soak: $(SYSTEM)  ## real workers under fire: MINUTES=5 SEED=1 STORE=redis BROKER=rabbitmq

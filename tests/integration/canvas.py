@@ -1,48 +1,260 @@
-"""One set of tasks, two kinds of them: an app and a worker with IdempotentTask, and one whose are published once."""
+"""One set of tasks, two kinds of apps and workers for them: with IdempotentTask, and with those published once."""
 # mypy: allow-untyped-decorators
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery, Task
+from celery import Celery, Task, current_task, signature
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.signals import task_postrun
 from celery.states import SUCCESS
 from redis import Redis
 
+from celery_idempotent import IdempotentTask, Policy
 from lab import tether
 from lab.short_delays import ShortDelays
-from tests.support.ledger import Ledger, record
+from tests.support.ledger import Ledger, record, wait_at
 from tests.support.waiting import wait_until
 
 KINDS = {"idempotent": (2, 3), "once": (4, 5)}
 """By kind the databases of its broker and of its store."""
-
-HELD = "held"
-OTHER = "other"
+HELD, OTHER = "held", "other"
 idempotent_only = pytest.mark.parametrize("canvas", ["idempotent"], indirect=True)
 AS_ROOT = {"C_FORCE_ROOT": "1"}  # workers that take pickles refuse to be root, which tests often are
+TASKS: list[tuple[Callable[..., Any], Policy | None, dict[str, Any]]] = []
+"""Each with the policy that it has where its kind is idempotent, if not the app's, and with its other options."""
+
+QUICK: dict[str, Any] = {"lease": 10, "backoff": 0.2}
+
+
+def task(policy: Policy | None = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a body, to be written to the ledger under the name of its test (`of`)."""
+
+    def collect(body: Callable[..., Any]) -> Callable[..., Any]:
+        TASKS.append((body, policy, options))
+        return body
+
+    return collect
+
+
+def note(of: str, **details: Any) -> None:
+    """Write down that the current task's body ran."""
+    record("ran", of, **{"task": current_task.name, **details})
+
+
+@task()
+def add(self: Any, x: int, y: int, of: str) -> int:
+    note(of, retries=self.request.retries)
+    return x + y
+
+
+@task()
+def total(self: Any, numbers: list[int], of: str) -> int:
+    note(of)
+    return sum(numbers)
+
+
+@task()
+def say(self: Any, what: Any, of: str) -> Any:
+    note(of, said=what)
+    return what
+
+
+@task()
+def hold(self: Any, what: Any, of: str, gate: str) -> Any:
+    """As `say`, and wait at a gate before the end."""
+    note(of, said=what)
+    wait_at(gate)
+    return what
+
+
+@task(ShortDelays(key="what", on_conflict="skip", **QUICK))
+def hold_or_skip(self: Any, what: str, of: str, gate: str) -> str:
+    """As `hold`, with a policy that drops a conflict that nothing waits for."""
+    note(of)
+    wait_at(gate)
+    return what
+
+
+@task()
+def fail(self: Any, of: str) -> None:
+    note(of)
+    raise ValueError("as asked")
+
+
+@task()
+def mourn(self: Any, task_id: str, of: str) -> None:
+    note(of, failed=task_id)
+
+
+@task(bind=False)
+def mourn_at_once(request: Any, error: BaseException, traceback: Any, of: str) -> None:
+    note(of, task="mourn_at_once", failed=request.id)
+
+
+@task()
+def see(self: Any, of: str, name: str = "") -> dict[str, Any]:
+    seen = what_is_seen(self.request)
+    note(of, name=name, **seen)
+    return seen
+
+
+@task()
+def see_after(self: Any, result: Any, of: str, name: str = "") -> dict[str, Any]:
+    """As `see`, for a callback: with the result of the task before it."""
+    seen = what_is_seen(self.request)
+    note(of, name=name, result=result, **seen)
+    return seen
+
+
+def what_is_seen(request: Any) -> dict[str, Any]:
+    names = ("id", "root_id", "parent_id", "retries", "shadow", "stamps")
+    return {
+        **{name: getattr(request, name) for name in names},
+        "expires": bool(request.expires),
+        "eta": bool(request.eta),
+        "limits": list(request.timelimit or ()),
+        "queue": request.delivery_info["routing_key"],
+        "priority": request.delivery_info["priority"],
+        "trace": (request.headers or {}).get("trace"),
+    }
+
+
+@task()
+def become(self: Any, what: Mapping[str, Any], of: str) -> Any:
+    """Let another signature take this task's place."""
+    note(of, nesting=self.request.replaced_task_nesting)
+    return self.replace(signature(dict(what), app=self.app))
+
+
+@task()
+def become_itself(self: Any, times: int, of: str) -> Any:
+    note(of, times=times)
+    if times:
+        return self.replace(self.s(times - 1, of))
+    return "done"
+
+
+@task()
+def widen(self: Any, numbers: list[int], of: str) -> int:
+    """Add one member for each number to the chord that this task belongs to."""
+    note(of)
+    for number in numbers:
+        self.add_to_chord(self.app.tasks["add"].s(number, 1, of))
+    return 0
+
+
+@task(max_retries=5)
+def walk(self: Any, page: int, of: str, last: int = 3, seen: Any = ()) -> list[int]:
+    """Go on with the next page by a retry with other arguments, and return all pages."""
+    note(of, page=page, retries=self.request.retries)
+    pages = [*seen, page]
+    if page < last:
+        raise self.retry(args=(page + 1, of), kwargs={"last": last, "seen": pages}, countdown=0)
+    return pages
+
+
+@task(ShortDelays(key="of", **QUICK), max_retries=5)
+def walk_by_key(self: Any, page: int, of: str, last: int = 3) -> list[int]:
+    """As `walk`, with other keywords only, and with a key that all pages share."""
+    note(of, page=page, retries=self.request.retries)
+    if page < last:
+        raise self.retry(kwargs={"page": page + 1}, countdown=0)
+    return [page]
+
+
+@task(autoretry_for=(ConnectionError,), retry_backoff=False, default_retry_delay=0, max_retries=3)
+def amend(self: Any, order: dict[str, Any], of: str) -> dict[str, Any]:
+    """Write into its own argument, and fail twice after that."""
+    note(of, order=dict(order), retries=self.request.retries)
+    order["tries"] = order.get("tries", 0) + 1
+    if self.request.retries < 2:
+        raise ConnectionError("away")
+    return order
+
+
+@task(max_retries=2)
+def never(self: Any, of: str) -> None:
+    note(of, retries=self.request.retries)
+    raise self.retry(exc=KeyError("in vain"), countdown=0)
+
+
+@task(max_retries=1)
+def retry_with(self: Any, of: str, options: dict[str, Any], eta_in: float | None = None) -> dict[str, Any]:
+    """Retry once with these options; the result is what the second body sees."""
+    seen = what_is_seen(self.request)
+    note(of, **seen)
+    if self.request.retries:
+        return seen
+    eta = None if eta_in is None else datetime.now(UTC) + timedelta(seconds=eta_in)
+    raise self.retry(eta=eta, **options)
+
+
+@task(max_retries=3)
+def retry_on_the_side(self: Any, of: str) -> str:
+    """Publish a retry and go on, in place of raising it."""
+    note(of, retries=self.request.retries)
+    if self.request.retries < 1:
+        self.retry(countdown=0, throw=False)
+        return "went on"
+    return "came back"
+
+
+@task(max_retries=1)
+def recall(self: Any, what: dict[Any, Any], of: str) -> list[str]:
+    """Retry once, and return the types of what came the second time."""
+    note(of, retries=self.request.retries)
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    return sorted(f"{type(name).__name__}: {type(value).__name__}" for name, value in what.items())
+
+
+@task()
+def end_with(self: Any, error: str, of: str) -> None:
+    note(of, error=error, redelivered=bool(self.request.delivery_info.get("redelivered")))
+    if error == "Ignore":
+        raise Ignore
+    if error == "Reject":
+        raise Reject("as asked", requeue=False)
+    if error == "requeue" and not self.request.delivery_info.get("redelivered"):
+        raise Reject("as asked", requeue=True)
+
+
+@task()
+def outlast(self: Any, of: str) -> str:
+    note(of)
+    try:
+        time.sleep(60)
+    except SoftTimeLimitExceeded:
+        return "soft"
+    return "never reached"
+
+
+@task(ignore_result=True)
+def whisper(self: Any, of: str, what: str) -> str:
+    note(of)
+    return what
 
 
 def app_of(kind: str, server: str) -> Celery:
     """The app of one kind; `server` is the URL of a Redis without its database."""
-    from tests.integration import canvas_tasks
-
     url, store = (f"{server}/{number}" for number in KINDS[kind])
     publish: Any = "once" if kind == "once" else "always"
-    guarded = "celery_idempotent:IdempotentTask"
-    app = Celery("canvas", broker=url, backend=url, task_cls=guarded, set_as_current=False)
+    app = Celery("canvas", broker=url, backend=url, task_cls=IdempotentTask, set_as_current=False)
     app.conf.update(
         idempotency_store=store,
-        idempotency_policy=ShortDelays(**canvas_tasks.QUICK, publish=publish),
+        idempotency_policy=ShortDelays(**QUICK, publish=publish),
         idempotency_grace=0.2,
         task_acks_late=True,
         task_reject_on_worker_lost=True,
@@ -51,7 +263,7 @@ def app_of(kind: str, server: str) -> Celery:
         broker_connection_retry_on_startup=True,
         accept_content=["json", "pickle"],
     )
-    for body, policy, options in canvas_tasks.TASKS:
+    for body, policy, options in TASKS:
         own = {} if policy is None else {"idempotent": replace(policy, publish=publish)}
         app.task(name=body.__name__, lazy=False, shared=False, **{"bind": True, **own, **options})(body)
     return app
@@ -61,7 +273,6 @@ class Canvas:
     """An app of one kind, seen from its publisher, with a worker that runs its tasks."""
 
     def __init__(self, kind: str, server: str) -> None:
-        self.kind = kind
         self.app = app_of(kind, server)
         self.ledger = Ledger(self.app.conf.result_backend)
         self._broker: Any = Redis.from_url(self.app.conf.broker_url, decode_responses=True)
@@ -95,18 +306,6 @@ class Canvas:
         """Wait until so many deliveries of a task have ended with a result; those that were postponed do not count."""
         self.ledger.wait_for("succeeded", count, task_id)
 
-    @contextmanager
-    def worker(self, server: str, log: Path) -> Iterator[None]:
-        """A worker of this kind, as long as the block lasts."""
-        with log.open("wb") as output:
-            process = tether.start("tests.integration.canvas", self.kind, server, log=output, env=AS_ROOT)
-        try:
-            wait_until(lambda: b"ready." in log.read_bytes() or process.poll() is not None, "the worker is ready")
-            assert process.poll() is None, log.read_text()
-            yield
-        finally:
-            tether.stop(process)
-
     def close(self) -> None:
         """Close the connections."""
         # Results that nobody got would otherwise unsubscribe when they are collected, from a server that is gone.
@@ -129,12 +328,15 @@ def got(result: Any) -> Any:
 @contextmanager
 def canvas_of(kind: str, server: str, folder: Path) -> Iterator[Canvas]:
     """A canvas with its worker running."""
-    canvas = Canvas(kind, server)
-    try:
-        with canvas.worker(server, folder / f"{kind}.log"):
+    canvas, log = Canvas(kind, server), folder / "log"
+    with closing(canvas), log.open("wb") as output:
+        process = tether.start("tests.integration.canvas", kind, server, log=output, env=AS_ROOT)
+        try:
+            wait_until(lambda: b"ready." in log.read_bytes() or process.poll() is not None, "the worker is ready")
+            assert process.poll() is None, log.read_text()
             yield canvas
-    finally:
-        canvas.close()
+        finally:
+            tether.stop(process)
 
 
 def witness_end(task_id: str, state: str, **other: Any) -> None:

@@ -1,21 +1,18 @@
-"""Setup, cluster, worker and AWS classes: pytest-celery's own, with the verbs that crash tests need."""
+"""Cluster, worker and AWS classes: pytest-celery's own, with the verbs that crash tests need."""
 # mypy: allow-subclassing-any
 
 from __future__ import annotations
 
 import importlib.util
-import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from celery import VERSION as CELERY
-from celery import Celery
 from pytest_celery import (
     CeleryTestBroker,
     CeleryTestContainer,
-    CeleryTestSetup,
     CeleryTestWorker,
     CeleryWorkerCluster,
     CeleryWorkerContainer,
@@ -32,46 +29,27 @@ from tests.support.waiting import wait_until
 AWS_PORT = "4566/tcp"
 QUORUM = {"task_default_queue_type": "quorum", "task_default_exchange_type": "topic"}
 """Celery delays a message in RabbitMQ itself only where queues are quorum queues on a topic exchange."""
+ELSEWHERE = {"blindness": "elsewhere"}
+"""Every worker that starts is on a machine of its own."""
+ONLY_PARENTS = {"blindness": "only parents"}
+"""Only the worker that lost a process knows that it is gone; no delivery finds out."""
 
 
-def on(*brokers: Any) -> pytest.MarkDecorator:
-    """Once on each of these brokers."""
-    return pytest.mark.parametrize("celery_broker", brokers, indirect=True)
+POOLS = {"greenlets": "gevent", "solo": "solo", "threads": "threads"}
+"""By name of a scene: Redis, with workers of that pool."""
+MARKS = {name: [pytest.mark.worker(pool=pool)] for name, pool in POOLS.items()}
+MARKS["greenlets"].append(pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="needs gevent"))
+MARKS["quorum"] = [pytest.mark.skipif(CELERY < (5, 5), reason="Celery knows quorum queues since 5.5")]
 
 
-def in_pool(name: str) -> list[pytest.MarkDecorator]:
-    """With workers of that pool, where it is installed; others than prefork at night."""
-    is_missing = name in GREEN_POOLS and importlib.util.find_spec(name) is None
-    marks = [pytest.mark.worker(pool=name), pytest.mark.skipif(is_missing, reason=f"needs {name}")]
-    return marks if name == "prefork" else [*marks, pytest.mark.nightly]
+def on(*by_day: Any, at_night: Iterable[str] = ()) -> pytest.MarkDecorator:
+    """Once on each of these brokers, of which `POOLS` are Redis with another pool."""
+    scenes = [pytest.param(each, marks=MARKS.get(each, [])) if isinstance(each, str) else each for each in by_day]
+    nights = [pytest.param(each, marks=[*MARKS.get(each, []), pytest.mark.nightly]) for each in at_night]
+    return pytest.mark.parametrize("celery_broker", [*scenes, *nights], indirect=True)
 
 
-def in_pools(*names: str) -> pytest.MarkDecorator:
-    """Once for each pool of these that is installed."""
-    return pytest.mark.parametrize("pool", [pytest.param(name, marks=in_pool(name)) for name in names])
-
-
-GREEN_POOLS = ("gevent",)
-green = [pytest.param("redis", id=f"redis-{name}", marks=in_pool(name)) for name in GREEN_POOLS]
-"""Redis with workers whose tasks are greenlets."""
-
-without_quorum = pytest.mark.skipif(CELERY < (5, 5), reason="Celery knows quorum queues since 5.5")
-quorum = pytest.param("quorum", marks=without_quorum)
-quorum_at_night = pytest.param("quorum", marks=[without_quorum, pytest.mark.nightly])
-attentive = pytest.mark.worker(settings={"broker_heartbeat": 2})
-attentive_rabbitmq = [
-    pytest.param("classic", marks=attentive),
-    pytest.param("quorum", marks=[attentive, without_quorum, pytest.mark.nightly]),
-]
-"""RabbitMQ that closes the connection of a frozen worker within seconds instead of minutes."""
-
-on_redis = on("redis")
-on_sqs = on("sqs")
-on_rabbitmq = on("classic", quorum)
-on_every_broker = on("redis", "sqs", "classic", quorum_at_night)
-on_every_broker_and_green = on("redis", "sqs", "classic", quorum_at_night, *green)
-
-short_visibility = pytest.mark.worker(visibility_timeout=3)
+on_every_broker = on("redis", "sqs", "classic", at_night=("quorum", "greenlets"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,59 +77,50 @@ class WorkerOptions:
         return [*chosen, "--without-mingle", "--without-gossip", "--without-heartbeat"]
 
     def app_settings(self, broker_url: str) -> dict[str, Any]:
-        """The settings of the app."""
-        options = quick_transport(broker_url)
-        if not broker_url.startswith("amqp"):
-            options["visibility_timeout"] = self.visibility_timeout
+        """The settings of the app, with which a lost message comes back in seconds instead of minutes."""
+        transport = broker_url.partition(":")[0]
+        quick: dict[str, dict[str, Any]] = {
+            "redis": {"unacked_restore_interval": 0.5, "unacked_restore_throttle": 1, "unacked_mutex_expire": 2},
+            "sqs": {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 1, "polling_interval": 0.1},
+            "amqp": {"confirm_publish": True},
+        }
+        timeout = {} if transport == "amqp" else {"visibility_timeout": self.visibility_timeout}
         return {
-            "broker_channel_error_retry": broker_url.startswith("amqp"),
-            "broker_transport_options": {**options, **self.transport_options},
+            "broker_channel_error_retry": transport == "amqp",
+            "broker_transport_options": {**quick[transport], **timeout, **self.transport_options},
             "worker_prefetch_multiplier": 1,
             **self.settings,
         }
 
 
-class IdempotentSetup(CeleryTestSetup):
-    """Everything a test needs to drive its workers."""
-
-    worker: IdempotentWorker
-    worker_cluster: IdempotentCluster
-    app: Celery
-
-
-class IdempotentCluster(CeleryWorkerCluster):
+class Cluster(CeleryWorkerCluster):
     """The workers of one test."""
 
-    def worker_of(self, row: Row) -> IdempotentWorker:
+    def worker_of(self, row: Row) -> Worker:
         """The worker that wrote the row."""
-        workers: dict[str, IdempotentWorker] = {worker.hostname(): worker for worker in self}
+        workers: dict[str, Worker] = {worker.hostname(): worker for worker in self}
         return workers[row.worker]
 
     def kill_child(self, row: Row) -> None:
         """SIGKILL the process that wrote the row, and nothing else."""
-        self.worker_of(row).send_signal(row.pid, signal.SIGKILL)
+        self.worker_of(row).run_beside(f"import os; os.kill({row.pid}, 9)")
 
 
-class IdempotentWorker(CeleryTestWorker):
+class Worker(CeleryTestWorker):
     """One worker, with its pool."""
 
-    def send_signal(self, pid: int, number: signal.Signals) -> None:
-        """Signal one process of this worker, such as the pool child that runs a task."""
-        code, output = self.container.exec_run(["python", "-c", f"import os; os.kill({pid}, {number.value})"])
-        assert code == 0, output
-
-    def create_file(self, name: str) -> None:
-        """Create an empty file in the folder that workers run in: what a task sees without any I/O that yields."""
-        code, output = self.container.exec_run(["python", "-c", f"open({name!r}, 'x').close()"])
-        assert code == 0, output
+    def run_beside(self, code: str) -> None:
+        """Run Python beside the worker, in its folder."""
+        exit_code, output = self.container.exec_run(["python", "-c", code])
+        assert exit_code == 0, output
 
     def freeze(self) -> None:
         """Stop the whole worker in its tracks (SIGSTOP), as a long pause of its machine would."""
-        self.container.pause()
+        self.container._container.pause()
 
     def thaw(self) -> None:
         """Let a frozen worker go on (SIGCONT), unaware that time has passed."""
-        self.container.unpause()
+        self.container._container.unpause()
 
     def shut_down(self, *, cold: bool = False) -> None:
         """Ask for a warm (SIGTERM) or a cold (SIGQUIT) shutdown and wait for its end."""
@@ -170,7 +139,7 @@ class IdempotentWorker(CeleryTestWorker):
         wait_until(lambda: self.logs().count(self.container.ready_prompt) > starts, f"{self.hostname()} starts again")
 
 
-class IdempotentWorkerContainer(CeleryWorkerContainer):
+class WorkerContainer(CeleryWorkerContainer):
     """A worker with the tasks of this folder."""
 
     @classmethod
@@ -180,23 +149,15 @@ class IdempotentWorkerContainer(CeleryWorkerContainer):
 
     @classmethod
     def tasks_modules(cls) -> set[Any]:
-        from tests.integration import idempotent_tasks, plain_tasks
+        from tests.integration import idempotent_tasks
 
-        return {short_delays, waiting, ledger, idempotent_tasks, plain_tasks}
+        return {short_delays, waiting, ledger, idempotent_tasks}
 
     @classmethod
     def signals_modules(cls) -> set[Any]:
-        from tests.integration import blindness, quick_pool, witness
+        from tests.integration import sent_to_workers
 
-        return {blindness, quick_pool, witness}
-
-    def pause(self) -> None:
-        """Freeze all processes."""
-        self._container.pause()
-
-    def unpause(self) -> None:
-        """Thaw all processes."""
-        self._container.unpause()
+        return {sent_to_workers}
 
 
 class AwsContainer(CeleryTestContainer):
@@ -219,26 +180,21 @@ class AwsContainer(CeleryTestContainer):
 
 
 class SqsBroker(CeleryTestBroker):
-    """SQS in an AWS account of its own, so that no test meets the queues of another."""
+    """SQS in an AWS account of its own, so that no test meets the queues of another; workers find it at an address."""
 
-    def __init__(self, container: AwsContainer, account: str) -> None:
+    def __init__(self, container: AwsContainer, account: str, address: str = "") -> None:
         super().__init__(container)
-        self._account = account
+        self._account, self._address = account, address or container.inside_address
 
     def config(self, *args: Any, **kwargs: Any) -> dict[str, str]:
         return {
-            "url": f"sqs://{self._account}:secret@{self.container.inside_address}//",
+            "url": f"sqs://{self._account}:secret@{self._address}//",
             "host_url": f"sqs://{self._account}:secret@{self.container.outside_address}//",
         }
 
 
 class RabbitMQBroker(CeleryTestBroker):
-    """A virtual host of its own.
-
-    Args:
-        server: The RabbitMQ.
-        settings: Celery's for its queues.
-    """
+    """A virtual host of its own, and Celery's settings for its queues."""
 
     def __init__(self, server: EmbeddedRabbitMQ, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__(None)
@@ -250,29 +206,11 @@ class RabbitMQBroker(CeleryTestBroker):
         url = self.server.url_of(self.vhost)
         return {"url": url, "host_url": url}
 
-    def refuse_messages(self, queue: str) -> None:
-        """Have a queue that rejects take none: it is full."""
-        full = {"pattern": f"^{queue}$", "definition": {"max-length": 0}}
-        self.server.ask("PUT", f"policies/{self.vhost}/full", full)
-
-    def take_messages(self) -> None:
-        """Have the queue take them again."""
-        self.server.ask("DELETE", f"policies/{self.vhost}/full")
-
     def ready(self) -> bool:
         return True
 
     def teardown(self) -> None:
         """The server goes on."""
-
-
-def quick_transport(broker_url: str) -> dict[str, Any]:
-    """Broker options with which a lost message comes back in seconds instead of minutes."""
-    if broker_url.startswith("redis"):
-        return {"unacked_restore_interval": 0.5, "unacked_restore_throttle": 1, "unacked_mutex_expire": 2}
-    if broker_url.startswith("amqp"):
-        return {"confirm_publish": True}
-    return {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 1, "polling_interval": 0.1}
 
 
 def record_of(store: Store, key: str) -> Record:

@@ -8,35 +8,41 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import pytest_docker_tools.wrappers.container
 from celery import Celery
-from pytest_celery import CeleryTestBroker, RedisTestBackend
+from pytest_celery import CeleryTestBroker, CeleryTestSetup, RedisTestBackend
 from pytest_docker_tools import build, container, fxtr, network
 
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from lab.embedded import EmbeddedRabbitMQ, EmbeddedRedis
-from tests.integration.canvas import KINDS, Canvas, canvas_of
+from tests.integration.canvas import Canvas, canvas_of
 from tests.integration.cluster import (
     AWS_PORT,
+    POOLS,
     QUORUM,
     AwsContainer,
-    IdempotentCluster,
-    IdempotentSetup,
-    IdempotentWorker,
-    IdempotentWorkerContainer,
+    Cluster,
     RabbitMQBroker,
     SqsBroker,
+    Worker,
+    WorkerContainer,
     WorkerOptions,
 )
 from tests.support.ledger import Ledger
 from tests.support.local_docker import ROOT, LocalDockerClient, missing_packages
 from tests.support.tcp_proxy import TcpProxy
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """RabbitMQ takes long to start: the tests on it come first, so that one process of pytest has most of them."""
+    items.sort(key=lambda item: not any(name in item.nodeid for name in ("classic", "quorum")))
+
 
 if os.environ.get("CI_RUNTIME", "process") == "process":
 
@@ -54,16 +60,16 @@ if os.environ.get("CI_RUNTIME", "process") == "process":
             client.close()
 
 
-def worker_container(version: str = "default") -> Any:
-    """A fixture that starts one worker, by the fixtures with the environment and the command of its version."""
+def worker_container() -> Any:
+    """A fixture that starts one worker."""
     return container(
         image="{celery_base_worker_image.id}",
-        environment=fxtr(f"{version}_worker_env"),
+        environment=fxtr("default_worker_env"),
         network="{default_pytest_celery_network.name}",
         volumes={"{default_worker_volume.name}": {"bind": "/app", "mode": "rw"}},
-        wrapper_class=IdempotentWorkerContainer,
+        wrapper_class=WorkerContainer,
         timeout=60,
-        command=fxtr(f"{version}_worker_command"),
+        command=fxtr("default_worker_command"),
     )
 
 
@@ -73,8 +79,6 @@ celery_base_worker_image = build(
 )
 default_worker_container = worker_container()
 second_worker_container = worker_container()
-third_worker_container = worker_container()
-EXTRA_WORKERS = ("second_worker_container", "third_worker_container")
 aws = container(
     scope="session",
     image="{celery_base_worker_image.id}",
@@ -95,31 +99,29 @@ def aws_account() -> str:
 
 @pytest.fixture
 def celery_sqs_broker(aws: AwsContainer, aws_account: str) -> SqsBroker:
-    """SQS as a broker."""
     return SqsBroker(aws, aws_account)
 
 
 @pytest.fixture
 def celery_classic_broker(rabbitmq_server: EmbeddedRabbitMQ) -> RabbitMQBroker:
-    """RabbitMQ as a broker, with classic queues; a process of this machine under Docker, too."""
+    """RabbitMQ with classic queues; a process of this machine under Docker, too."""
     return RabbitMQBroker(rabbitmq_server)
 
 
 @pytest.fixture
 def celery_quorum_broker(rabbitmq_server: EmbeddedRabbitMQ) -> RabbitMQBroker:
-    """RabbitMQ as a broker, with quorum queues."""
     return RabbitMQBroker(rabbitmq_server, QUORUM)
 
 
-@pytest.fixture(params=["redis", "sqs"])
+@pytest.fixture(params=["redis"])
 def celery_broker(request: pytest.FixtureRequest) -> Any:
-    """The broker: every test runs on Redis and on SQS, unless it is marked with others, as `on_every_broker`."""
-    return request.getfixturevalue(f"celery_{request.param}_broker")
+    """The broker: Redis, unless a test is marked with others, as `on_every_broker`."""
+    name = "redis" if request.param in POOLS else request.param
+    return request.getfixturevalue(f"celery_{name}_broker")
 
 
 @pytest.fixture
 def celery_backend(celery_redis_backend: RedisTestBackend) -> RedisTestBackend:
-    """The result backend."""
     return celery_redis_backend
 
 
@@ -130,43 +132,46 @@ def worker_options(request: pytest.FixtureRequest) -> WorkerOptions:
 
 
 @pytest.fixture
-def default_worker_container_cls() -> type[IdempotentWorkerContainer]:
-    """Workers with the tasks of this folder."""
-    return IdempotentWorkerContainer
+def default_worker_container_cls() -> type[WorkerContainer]:
+    return WorkerContainer
 
 
 @pytest.fixture
-def default_worker_cls() -> type[IdempotentWorker]:
-    """Workers with verbs for crashes."""
-    return IdempotentWorker
+def default_worker_cls() -> type[Worker]:
+    return Worker
 
 
 @pytest.fixture
 def default_worker_command(worker_options: WorkerOptions) -> list[str]:
-    """The worker's command line."""
-    return IdempotentWorkerContainer.command(*worker_options.arguments())
+    return WorkerContainer.command(*worker_options.arguments())
 
 
 @pytest.fixture
-def celery_worker(celery_setup_worker: IdempotentWorker) -> IdempotentWorker:
-    """The first worker."""
+def celery_worker(celery_setup_worker: Worker) -> Worker:
     return celery_setup_worker
 
 
 @pytest.fixture
 def celery_worker_cluster(
-    request: pytest.FixtureRequest, celery_worker: IdempotentWorker, worker_options: WorkerOptions
-) -> IdempotentCluster:
-    """As many workers as the test asks for."""
-    names = EXTRA_WORKERS[: worker_options.count - 1]
-    extra = [IdempotentWorker(request.getfixturevalue(name), celery_worker.app) for name in names]
-    return IdempotentCluster(celery_worker, *extra)
+    request: pytest.FixtureRequest, celery_worker: Worker, worker_options: WorkerOptions
+) -> Cluster:
+    """One or two workers, as the test asks for."""
+    if worker_options.count == 1:
+        return Cluster(celery_worker)
+    second = Worker(request.getfixturevalue("second_worker_container"), celery_worker.app)
+    return Cluster(celery_worker, second)
 
 
 @pytest.fixture
-def celery_setup_cls() -> type[IdempotentSetup]:
-    """The setup with our cluster."""
-    return IdempotentSetup
+def cluster(celery_setup: CeleryTestSetup) -> Any:
+    """The workers of a test."""
+    return celery_setup.worker_cluster
+
+
+@pytest.fixture
+def worker(celery_setup: CeleryTestSetup) -> Any:
+    """The only worker of a test, or the first one."""
+    return celery_setup.worker
 
 
 @pytest.fixture
@@ -174,13 +179,13 @@ def celery_setup_app(
     celery_setup_app: Celery,
     celery_broker: CeleryTestBroker,
     worker_options: WorkerOptions,
-    store_url: Callable[[str], str],
+    aws_account: str,
     store: Store,
     faults: TcpProxy,
 ) -> Iterator[Celery]:
     """The app of the test and of its workers: pytest-celery sends them what differs from the defaults."""
     celery_setup_app.conf.update(
-        idempotency_store=store_url(f"{faults.host}:{faults.port}"),
+        idempotency_store=store_url(aws_account, f"{faults.host}:{faults.port}"),
         idempotency_grace=0.2,
         **getattr(celery_broker, "settings", {}),
         **worker_options.app_settings(celery_setup_app.conf.broker_url),
@@ -189,16 +194,14 @@ def celery_setup_app(
     celery_setup_app.close()
 
 
-@pytest.fixture
-def store_url(aws_account: str) -> Callable[[str], str]:
-    """The URL of the store for a DynamoDB at a given address."""
-    return lambda address: f"dynamodb://{aws_account}:secret@{address}/idempotency?region=us-east-1"
+def store_url(account: str, address: str) -> str:
+    return f"dynamodb://{account}:secret@{address}/idempotency?region=us-east-1"
 
 
 @pytest.fixture
-def store(aws: AwsContainer, store_url: Callable[[str], str]) -> Iterator[Store]:
+def store(aws: AwsContainer, aws_account: str) -> Iterator[Store]:
     """The workers' store, provisioned, and seen past the faults."""
-    store = open_store(store_url(aws.outside_address))
+    store = open_store(store_url(aws_account, aws.outside_address))
     store.provision()
     yield store
     store.close()
@@ -222,13 +225,12 @@ def ledger(celery_backend: RedisTestBackend) -> Iterator[Ledger]:
     ledger.close()
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=["idempotent", pytest.param("once", marks=pytest.mark.nightly)])
 def canvas(
     request: pytest.FixtureRequest, redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Canvas]:
     """An app of each kind, with a worker that all claims about canvases share."""
-    server = redis_server.url.rsplit("/", 1)[0]
-    with canvas_of(request.param, server, tmp_path_factory.mktemp("canvas")) as canvas:
+    with canvas_of(request.param, redis_server.url.rsplit("/", 1)[0], tmp_path_factory.mktemp("canvas")) as canvas:
         yield canvas
 
 

@@ -3,6 +3,8 @@
 ``SHOP_STORE`` is the URL of the store, empty for an application without the library; ``SHOP_FOLDER`` holds the ledger.
 """
 
+import asyncio
+import json
 import os
 import sqlite3
 import time
@@ -10,7 +12,23 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import django
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
+from flask import Flask
+from flask import request as flask_request
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
 from celery_idempotent import Policy, current_attempt
+from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware
+from celery_idempotent.contrib.http.django import idempotent_view as django_view
+from celery_idempotent.contrib.http.flask import idempotent_view as flask_view
 
 FOLDER = Path(os.environ.get("SHOP_FOLDER", "."))
 STORE = os.environ.get("SHOP_STORE", "")
@@ -30,87 +48,37 @@ def charge(order: dict[str, Any]) -> dict[str, str]:
     return {"receipt": receipt}
 
 
-def starlette() -> Any:
+def starlette() -> Starlette:
     """Starlette, for uvicorn."""
-    import asyncio
-
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
-
-    from celery_idempotent.contrib.http.asgi import IdempotencyMiddleware
 
     async def view(request: Request) -> JSONResponse:
         return JSONResponse(await asyncio.to_thread(charge, await request.json()), 201)
 
-    coats = [Middleware(IdempotencyMiddleware, **OPTIONS)] if STORE else []
-    return Starlette(routes=[Route("/charges", view, methods=["POST"])], middleware=coats)
+    middleware = [Middleware(IdempotencyMiddleware, **OPTIONS)] if STORE else []
+    return Starlette(routes=[Route("/charges", view, methods=["POST"])], middleware=middleware)
 
 
-def flask() -> Any:
+def flask() -> Flask:
     """Flask, for gunicorn."""
-    from flask import Flask, request
-
-    from celery_idempotent.contrib.http.flask import idempotent_view
 
     def view() -> tuple[dict[str, str], int]:
-        return charge(request.get_json()), 201
+        return charge(flask_request.get_json()), 201
 
     app = Flask("shop")
-    app.post("/charges")(idempotent_view(**OPTIONS)(view) if STORE else view)
+    app.post("/charges")(flask_view(**OPTIONS)(view) if STORE else view)
     return app
 
 
 urlpatterns: list[Any] = []
 
 
-def _django(view: Any, middleware: list[str]) -> None:
-    import django
-    from django.conf import settings
-    from django.urls import path
-
-    settings.configure(
-        ALLOWED_HOSTS=["*"],
-        IDEMPOTENT_REQUESTS=OPTIONS,
-        MIDDLEWARE=middleware if STORE else [],
-        ROOT_URLCONF=__name__,
-        SECRET_KEY="shop",
-    )
-    django.setup()
-    urlpatterns.append(path("charges", view))
-
-
 def django_wsgi() -> Any:
     """Django with the decorator, for gunicorn."""
-    import json
-
-    from django.core.wsgi import get_wsgi_application
-    from django.http import HttpRequest, JsonResponse
+    settings.configure(ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, SECRET_KEY="shop", MIDDLEWARE=[])
+    django.setup()
 
     def view(request: HttpRequest) -> JsonResponse:
         return JsonResponse(charge(json.loads(request.body)), status=201)
 
-    def protected(request: HttpRequest) -> Any:
-        from celery_idempotent.contrib.http.django import idempotent_view
-
-        return idempotent_view(**OPTIONS)(view)(request)
-
-    _django(protected if STORE else view, [])
+    urlpatterns.append(path("charges", django_view(**OPTIONS)(view) if STORE else view))
     return get_wsgi_application()
-
-
-def django_asgi() -> Any:
-    """Django with the middleware and an async view, for uvicorn."""
-    import asyncio
-    import json
-
-    from django.core.asgi import get_asgi_application
-    from django.http import HttpRequest, JsonResponse
-
-    async def view(request: HttpRequest) -> JsonResponse:
-        return JsonResponse(await asyncio.to_thread(charge, json.loads(request.body)), status=201)
-
-    _django(view, ["celery_idempotent.contrib.http.django.IdempotentViewMiddleware"])
-    return get_asgi_application()

@@ -6,21 +6,19 @@ from __future__ import annotations
 import os
 import signal
 from asyncio import CancelledError
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from celery import shared_task
 from greenlet import GreenletExit
 
-from celery_idempotent import Attempt, IdempotentTask, Policy, current_attempt
+from celery_idempotent import IdempotentTask, Policy, current_attempt
 from lab.short_delays import ShortDelays
 from tests.support.ledger import record, wait_at
 
 GUARDED: dict[str, Any] = {"base": IdempotentTask, "bind": True, "acks_late": True, "reject_on_worker_lost": True}
 # Recovery within seconds, and conflicts that come back at once.
 QUICK: dict[str, Any] = {"key": "order_id", "lease": 2, "backoff": 0.2}
-FALSY: dict[str, Any] = {"none": None, "zero": 0, "false": False, "text": "", "list": []}
 
 
 def perform(task: Any, order_id: str, gate: str = "") -> str:
@@ -33,20 +31,19 @@ def perform(task: Any, order_id: str, gate: str = "") -> str:
 
 def begin(task: Any, order_id: str) -> int:
     """Write that the attempt has begun; its number."""
-    attempt = current_attempt()
-    record("begin", order_id, **_facts(attempt), retries=task.request.retries, idempotency_key=attempt.key)
-    return attempt.number
+    return write("begin", order_id, retries=task.request.retries)
 
 
 def take_effect(order_id: str) -> str:
     """Have the effect, in the name of the attempt that is now the current one."""
+    return f"{order_id} by attempt {write('effect', order_id)}"
+
+
+def write(kind: str, order_id: str, **details: Any) -> int:
     attempt = current_attempt()
-    record("effect", order_id, **_facts(attempt), idempotency_key=attempt.key)
-    return f"{order_id} by attempt {attempt.number}"
-
-
-def _facts(attempt: Attempt) -> dict[str, Any]:
-    return {"token": attempt.fencing_token, "attempt": attempt.number, "takeover": attempt.is_takeover}
+    facts = {"token": attempt.fencing_token, "attempt": attempt.number, "takeover": attempt.is_takeover}
+    record(kind, order_id, **facts, idempotency_key=attempt.key, **details)
+    return attempt.number
 
 
 @shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
@@ -83,58 +80,29 @@ def charge_or_fail(self: Any, order_id: str, gate: str) -> str:
     return result
 
 
-@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
-def charge_or_exit(self: Any, order_id: str) -> str:
-    """Have the effect, but leave the first attempt by an exit of the interpreter."""
-    if begin(self, order_id) == 1:
-        raise SystemExit(3)
-    return take_effect(order_id)
-
-
 @shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, max_takeovers=1))
 def charge_or_die(self: Any, order_id: str, death: str) -> str:
-    """Leave every attempt by what no worker survives."""
-    begin(self, order_id)
+    """Leave every attempt, or only the first one, by what no worker survives."""
+    if begin(self, order_id) == 2 and death == "once":
+        return take_effect(order_id)
     if death == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)
-    raise {"SystemExit": SystemExit(3), "CancelledError": CancelledError(), "GreenletExit": GreenletExit()}[death]
+    raise {"CancelledError": CancelledError(), "GreenletExit": GreenletExit()}.get(death, SystemExit(3))
 
 
 @shared_task(**GUARDED, max_retries=2, idempotent=ShortDelays(**QUICK, fingerprint="order_id"))
-def charge_with_retries(self: Any, order_id: str, gate: str = "") -> int:
+def charge_with_retries(self: Any, order_id: str, gate: str = "", countdown: float = 0) -> int:
     """Fail if it was held at a gate; otherwise use up the two retries that its author allows."""
     perform(self, order_id, gate)
     if gate:
         raise RuntimeError("released, so that the next delivery runs")
     if self.request.retries < 2:
-        raise self.retry(countdown=0)
-    return int(self.request.retries)
-
-
-@shared_task(**GUARDED, max_retries=2, idempotent=ShortDelays(**QUICK))
-def charge_with_late_retries(self: Any, order_id: str) -> int:
-    """Have the effect each time, and use up two retries, each a second later."""
-    perform(self, order_id)
-    if self.request.retries < 2:
-        raise self.retry(countdown=1)
+        raise self.retry(countdown=countdown)
     return int(self.request.retries)
 
 
 COMPUTED = "computed"
 """The file that ends the computation."""
-
-
-def ask(attempt: Attempt, order_id: str) -> str:
-    """Have the effect if the key is still the attempt's."""
-    attempt.ensure_owned()
-    return take_effect(order_id)
-
-
-GUARDS: dict[str, Callable[[Attempt, str], str]] = {
-    "asks": ask,
-    "in a step": lambda attempt, order_id: attempt.step("charge", lambda step: take_effect(order_id)),
-    "unguarded": lambda attempt, order_id: take_effect(order_id),
-}
 
 
 @shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
@@ -146,20 +114,11 @@ def charge_after_computing(self: Any, order_id: str, gate: str, guard: str) -> s
             pass
     else:
         wait_at(f"{gate}:{number}")
-    return GUARDS[guard](current_attempt(), order_id)
-
-
-@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
-def falsy(self: Any, order_id: str) -> Any:
-    """Return the falsy value of that name."""
-    perform(self, order_id)
-    return FALSY[order_id]
-
-
-@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
-def refund(self: Any, order_id: str, gate: str = "") -> str:
-    """Another task with the same keys as `charge`."""
-    return "refund of " + perform(self, order_id, gate)
+    if guard == "in a step":
+        return str(current_attempt().step("charge", lambda step: take_effect(order_id)))
+    if guard == "asks":
+        current_attempt().ensure_owned()
+    return take_effect(order_id)
 
 
 @shared_task

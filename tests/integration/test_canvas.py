@@ -15,7 +15,7 @@ from celery.exceptions import ChordError
 from celery.result import AsyncResult
 
 from tests.integration.canvas import HELD, Canvas, got, idempotent_only, ran
-from tests.integration.cluster import IdempotentSetup
+from tests.integration.cluster import on
 from tests.integration.idempotent_tasks import charge, note
 from tests.support.celeries import since_celery
 from tests.support.ledger import Ledger
@@ -24,11 +24,11 @@ from tests.support.waiting import wait_until
 replaces_in_order = since_celery("5.6", "the order of a group that replaces a task")
 
 
+@on("redis", at_night=("sqs",))
 @pytest.mark.worker
+@pytest.mark.usefixtures("celery_setup")
 @pytest.mark.compat
-def test_duplicates_in_a_chord_and_a_chain_are_answered_and_go_on(
-    celery_setup: IdempotentSetup, ledger: Ledger
-) -> None:
+def test_duplicates_in_a_chord_and_a_chain_are_answered_and_go_on(ledger: Ledger) -> None:
     """Members that conflict or are replayed count like any other; what follows gets the recorded result each time."""
     result = chord([charge.s("a", gate="go"), charge.s("a", gate="go"), charge.s("b")])(note.s())
     ledger.wait_for("conflicted")
@@ -103,24 +103,23 @@ def test_links_run_after_their_task(canvas: Canvas, of: str) -> None:
     bodies = canvas.wait_for_bodies(of, 5)
     assert ran(canvas, of) == ["fail", "mourn", "say", "see_after", "see_after"]
     linked = [body for body in bodies if body["task"] == "see_after"]
-    assert [(body["result"], body["parent"], body["root"]) for body in linked] == [("said", result.id, result.id)] * 2
+    assert [(body["result"], body["parent_id"], body["root_id"]) for body in linked] == [
+        ("said", result.id, result.id)
+    ] * 2
 
 
-def _sums(canvas: Canvas, how: str, numbers: range, of: str) -> Any:
-    items = [[n, n, of] for n in numbers]
-    kinds = {"map": canvas.add_pair.map(items), "starmap": canvas.add.starmap(items)}
-    return kinds.get(how) or canvas.add.chunks(items, 5).group()
-
-
-@pytest.mark.parametrize("how", ["map", "starmap", "chunks"])
+@pytest.mark.parametrize("how", ["starmap", "chunks"])
 def test_each_item_of_a_map_is_an_operation(canvas: Canvas, of: str, how: str) -> None:
     """Replayed after a call of its own, another map, or the same one delivered again; the results are in order."""
 
-    single = canvas.add_pair.delay([0, 0, of]) if how == "map" else canvas.add.delay(0, 0, of)
-    assert got(single) == 0
-    in_a_chain = chain(canvas.say.si(1, of), _sums(canvas, how, range(6), of), canvas.say.s(of))
+    def sums(numbers: range) -> Any:
+        items = [[n, n, of] for n in numbers]
+        return canvas.add.starmap(items) if how == "starmap" else canvas.add.chunks(items, 5).group()
+
+    assert got(canvas.add.delay(0, 0, of)) == 0
+    in_a_chain = chain(canvas.say.si(1, of), sums(range(6)), canvas.say.s(of))
     assert got(in_a_chain.delay()) == ([[0, 2, 4, 6, 8], [10]] if how == "chunks" else [0, 2, 4, 6, 8, 10])
-    again = _sums(canvas, how, range(4, 8), of).apply_async(queue=HELD)
+    again = sums(range(4, 8)).apply_async(queue=HELD)
     canvas.deliver(canvas.held(), copies=2)
     assert got(again) == ([[8, 10, 12, 14]] if how == "chunks" else [8, 10, 12, 14])
     canvas.wait_for_ends(again[0].id if how == "chunks" else again.id, 2)
@@ -130,14 +129,13 @@ def test_each_item_of_a_map_is_an_operation(canvas: Canvas, of: str, how: str) -
 # -- replacements
 
 
-@pytest.mark.parametrize("kind", ["task", "chain", pytest.param("group", marks=replaces_in_order), "chord", "itself"])
+@pytest.mark.parametrize("kind", ["chain", pytest.param("group", marks=replaces_in_order), "chord", "itself"])
 def test_a_replaced_task_has_the_result_of_its_replacement(canvas: Canvas, of: str, kind: str) -> None:
     """Under its own id, and what follows it goes on with that: alone, in a chain and in a chord."""
 
     def replaced(of: str) -> Any:
         parts = [canvas.add.s(1, 0, of), canvas.add.s(2, 0, of)]
         replacements: dict[str, Any] = {
-            "task": canvas.add.s(1, 2, of),
             "chain": chain(canvas.add.s(1, 1, of), canvas.add.s(1, of)),
             "group": group(parts),
             "chord": chord(parts, canvas.total.s(of)),
@@ -148,7 +146,7 @@ def test_a_replaced_task_has_the_result_of_its_replacement(canvas: Canvas, of: s
     assert got(replaced(of).apply_async()) == value
     assert got(chain(replaced(f"{of} 2"), canvas.say.s(of)).delay()) == value
     assert got(chord([replaced(f"{of} 3"), canvas.say.s("x", of)], canvas.say.s(of)).delay()) == [value, "x"]
-    bodies = {"task": 2, "chain": 3, "group": 3, "chord": 4, "itself": 3}[kind]
+    bodies = {"chain": 3, "group": 3, "chord": 4, "itself": 3}[kind]
     assert [len(ran(canvas, each)) for each in (f"{of} 2", f"{of} 3")] == [bodies, bodies]
 
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lab.embedded import EmbeddedRedis
-from tests.support.waiting import wait_until
-
 CELERY = str(Path(sys.executable).with_name("celery"))
-SEEDS = ("0", "1", "2", "3")
-"""Between them, the classes of a worker's steps come in different orders."""
 
 LACKING = {"idempotency_store": "sqlite:///none.sqlite"}
 UNUSABLE: tuple[tuple[dict[str, object], str], ...] = (
@@ -26,10 +19,13 @@ UNUSABLE: tuple[tuple[dict[str, object], str], ...] = (
     ({**LACKING, "result_serializer": "pickle"}, "result_serializer='pickle'"),
 )
 """Settings, and what is said of them."""
+BY_DAY = ((0, "0"), (1, "1"), (2, "2"))
+BY_NIGHT = ((3, "0"), *((number, seed) for number in (1, 2) for seed in "0123" if (number, seed) not in BY_DAY))
+"""Numbers of the settings, and seeds: between them, the classes of a worker's steps come in different orders."""
 
 SHOP = """
 from celery import Celery
-app = Celery("shop", broker={broker!r})
+app = Celery("shop", broker="memory://")
 app.config_from_object({settings!r}, namespace={namespace!r})
 {task}
 """
@@ -39,79 +35,32 @@ from celery_idempotent import IdempotentTask
 def charge(): ...
 """
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-
-def _write(
-    folder: Path, settings: dict[str, object], broker: str = "memory://", namespace: str = "", task: str = TASK
-) -> None:
-    text = SHOP.format(settings=settings, broker=broker, namespace=namespace or None, task=task)
-    (folder / "shop.py").write_text(text)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Run a command of the app that was written; seeds change the order of a worker's steps."""
-
-    def run(*arguments: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
-        environ = {**os.environ, "PYTHONHASHSEED": seed}
-        command = [CELERY, "-A", "shop", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environ, text=True, capture_output=True, timeout=60, check=False
-        )
-
-    return run
+def run(folder: Path, *arguments: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
+    """Run a command of the app in a folder; seeds change the order of a worker's steps."""
+    command, environ = [CELERY, "-A", "shop", *arguments], {**os.environ, "PYTHONHASHSEED": seed}
+    return subprocess.run(command, cwd=folder, env=environ, text=True, capture_output=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
-    ("settings", "told", "seed"),
-    [*((*each, SEEDS[0]) for each in UNUSABLE), *((*UNUSABLE[each], seed) for each in (1, 2) for seed in SEEDS[1:])],
+    ("number", "seed"), [*BY_DAY, *(pytest.param(*each, marks=pytest.mark.nightly) for each in BY_NIGHT)]
 )
-def test_worker_that_cannot_start_says_why_as_the_check_does(
-    run: Run, tmp_path: Path, settings: dict[str, object], told: str, seed: str
-) -> None:
+def test_worker_that_cannot_start_says_why_as_the_check_does(tmp_path: Path, number: int, seed: str) -> None:
     """In one line, and the same one, whichever step comes first: what one of them needs, another one has checked."""
-    _write(tmp_path, settings)
-    worker, checked = run("worker", "--pool=solo", seed=seed), run("idempotency", "check")
+    settings, told = UNUSABLE[number]
+    (tmp_path / "shop.py").write_text(SHOP.format(settings=settings, namespace=None, task=TASK))
+    worker, checked = run(tmp_path, "worker", "--pool=solo", seed=seed), run(tmp_path, "idempotency", "check")
     (line,) = [each for each in worker.stderr.splitlines() if each.startswith("Error: celery-idempotent: ")]
     assert (worker.returncode, told in line, "Traceback" in worker.stderr) == (1, True, False)
     assert (checked.returncode, checked.stderr) == (1, line.replace("celery-idempotent: ", "") + "\n")
 
 
-PASSWORD = "s3cr3t"
-
-
-@pytest.mark.parametrize("task", [TASK, ""], ids=["imported", "not imported"])
-@pytest.mark.parametrize("namespace", ["", "CELERY"])
-def test_report_hides_the_store(run: Run, tmp_path: Path, namespace: str, task: str) -> None:
+@pytest.mark.parametrize(("task", "namespace"), [(TASK, "CELERY"), ("", "")], ids=["imported", "not imported"])
+def test_report_hides_the_store(tmp_path: Path, namespace: str, task: str) -> None:
     """Under whatever namespace, and though nothing of the app has imported the library yet."""
     name = f"{namespace}_{'IDEMPOTENCY_STORE' if namespace.isupper() else 'idempotency_store'}".removeprefix("_")
-    store = f"redis://shop:{PASSWORD}@localhost:6379/0"
-    _write(tmp_path, {name: store}, namespace=namespace, task=task)
-    report = run("report").stdout
-    assert (f"{name}: '********'" in report, PASSWORD in report) == (True, False)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("namespace", ["", "CELERY"])
-def test_inspected_worker_hides_the_store(
-    run: Run, tmp_path: Path, redis_server: EmbeddedRedis, namespace: str
-) -> None:
-    """What `inspect conf` prints comes from the worker, over the broker."""
-    name = "CELERY_IDEMPOTENCY_STORE" if namespace else "idempotency_store"
-    url = redis_server.url.removesuffix("?")
-    store = url.replace("redis://", f"redis://default:{PASSWORD}@")
-    _write(tmp_path, {name: store}, broker=f"{url.removesuffix('/0')}/9", namespace=namespace)
-    log = tmp_path / "log"
-    quiet = ("--pool=solo", "--without-mingle", "--without-gossip", "--loglevel=INFO")
-    with log.open("w") as output:
-        command = [CELERY, "-A", "shop", "worker", *quiet]
-        worker = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output)
-        try:
-            wait_until(lambda: " ready." in log.read_text() or worker.poll() is not None, "the worker is ready")
-            told = run("inspect", "conf", "--json", "--timeout=20").stdout
-        finally:
-            worker.terminate()
-            worker.wait(30)
-    (settings,) = json.loads(told).values()
-    assert (settings[name], PASSWORD in told) == ("********", False)
+    store = "redis://shop:s3cr3t@localhost:6379/0"
+    text = SHOP.format(settings={name: store}, namespace=namespace or None, task=task)
+    (tmp_path / "shop.py").write_text(text)
+    report = run(tmp_path, "report").stdout
+    assert (f"{name}: '********'" in report, "s3cr3t" in report) == (True, False)

@@ -1,28 +1,25 @@
-"""Workers that die, freeze and stop: the effect still happens once, and recovery is prompt."""
+"""Workers that die, freeze, hang and stop: the effect still happens once, and recovery is prompt."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from celery.exceptions import TaskRevokedError, TimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 
 from celery_idempotent.errors import OutcomeUnknown
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
-from tests.integration.blindness import ELSEWHERE, ONLY_PARENTS
 from tests.integration.cluster import (
-    GREEN_POOLS,
-    IdempotentSetup,
-    attentive_rabbitmq,
-    green,
-    in_pools,
+    ELSEWHERE,
+    ONLY_PARENTS,
+    POOLS,
+    Cluster,
+    Worker,
+    WorkerOptions,
     on,
-    on_every_broker_and_green,
-    on_redis,
-    quorum_at_night,
+    on_every_broker,
     record_of,
-    short_visibility,
 )
 from tests.integration.idempotent_tasks import (
     COMPUTED,
@@ -30,21 +27,21 @@ from tests.integration.idempotent_tasks import (
     charge_after_computing,
     charge_at_most_once,
     charge_or_die,
-    charge_or_exit,
     charge_or_fail,
     charge_with_a_lease_of_8_s,
     charge_with_a_long_lease,
     charge_with_one_takeover,
+    charge_within_3_s,
 )
 from tests.support.celeries import since_celery
 from tests.support.ledger import Ledger, Row
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
-pytestmark = short_visibility
-blind = [
-    pytest.param(each, marks=pytest.mark.worker(settings=ONLY_PARENTS), id=f"{each}-blind") for each in ("redis", "sqs")
-]
+pytestmark = [pytest.mark.worker(visibility_timeout=3), pytest.mark.usefixtures("celery_setup")]
+blind = pytest.param("redis", marks=pytest.mark.worker(settings=ONLY_PARENTS), id="redis-blind")
+two_attentive = pytest.mark.worker(count=2, settings={"broker_heartbeat": 2})
+"""Two workers; RabbitMQ closes the connection of a frozen one within seconds instead of minutes."""
 
 
 def _key(row: Row) -> str:
@@ -61,81 +58,59 @@ def _successor_of(killed: Row, result: Any, ledger: Ledger) -> Row:
 
 
 @pytest.mark.compat
-@on("redis", "sqs", "classic", quorum_at_night, *blind)
-def test_a_killed_attempt_is_taken_over_before_its_lease(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
-) -> None:
-    """SIGKILL in the body, under a lease of 90 seconds: the next attempt neither waits nor meets a conflict, also
-    where no delivery can see that the process is gone, as on another machine: the worker has ended the lease."""
+@on("redis", "sqs", "classic", blind, at_night=("quorum",))
+def test_a_killed_attempt_is_taken_over_before_its_lease(cluster: Cluster, ledger: Ledger, store: Store) -> None:
+    """SIGKILL in the body, under a lease of 90 seconds: the next attempt neither waits nor meets a conflict, though no
+    delivery could see that the process is gone: the worker has ended the lease."""
     result = charge_with_a_long_lease.delay("o", gate="go")
     (killed,) = ledger.wait_for("begin")
     lease_until = record_of(store, _key(killed)).lease_until
-    celery_setup.worker_cluster.kill_child(killed)
+    cluster.kill_child(killed)
     assert _successor_of(killed, result, ledger).token < lease_until
     assert not ledger.rows("conflicted")
 
 
-@on_redis
-@pytest.mark.worker(concurrency=3)
-def test_many_killed_attempts_are_taken_over_before_their_leases(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
-) -> None:
-    """SIGKILL of all pool processes at once, as when memory runs out."""
-    results = [charge_with_a_long_lease.delay(order, gate="go") for order in "opq"]
-    killed = ledger.wait_for("begin", count=3)
-    leases = {each.key: record_of(store, _key(each)).lease_until for each in killed}
-    for each in killed:
-        celery_setup.worker_cluster.kill_child(each)
-    successors = ledger.wait_for("begin", count=6)[3:]
-    ledger.open("go:2")
-    assert [result.get(timeout=60) for result in results] == [f"{order} by attempt 2" for order in "opq"]
-    assert {each.key for each in successors if each.token < leases[each.key]} == set("opq")
-    assert not ledger.rows("conflicted")
-
-
-@on_every_broker_and_green
+@on_every_broker
 @pytest.mark.worker(visibility_timeout=6)
-def test_a_killed_worker_is_taken_over_by_its_successor(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
-) -> None:
+def test_a_killed_worker_is_taken_over_by_its_successor(worker: Worker, ledger: Ledger, store: Store) -> None:
     """SIGKILL of a worker with all its processes: its successor on that machine waits for the message, and no lease."""
     result = charge_with_a_long_lease.delay("o", gate="go")
     (killed,) = ledger.wait_for("begin")
-    celery_setup.worker.kill()
+    worker.kill()
     lease_until = record_of(store, _key(killed)).lease_until
-    celery_setup.worker.start_again()
+    worker.start_again()
     assert _successor_of(killed, result, ledger).token < lease_until
     assert not ledger.rows("conflicted")
 
 
-@on("redis", "sqs", *green)
+@on("redis", at_night=("sqs", "greenlets"))
 @pytest.mark.compat
 @pytest.mark.worker(settings=ELSEWHERE)
-def test_a_killed_worker_of_another_machine_is_taken_over_after_its_lease(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
-) -> None:
+def test_a_killed_worker_elsewhere_is_taken_over_after_its_lease(worker: Worker, ledger: Ledger, store: Store) -> None:
     """Nothing is known of a process on another machine: the lease counts, and the next attempt comes after it."""
     result = charge_with_a_lease_of_8_s.delay("o", gate="go")
     (killed,) = ledger.wait_for("begin")
-    celery_setup.worker.kill()
+    worker.kill()
     lease_until = record_of(store, _key(killed)).lease_until
-    celery_setup.worker.start_again()
+    worker.start_again()
     # A claim without a predecessor has the store's time as its token; a takeover comes after the lease.
     assert _successor_of(killed, result, ledger).token > lease_until
     assert ledger.rows("conflicted")
     assert [row.attempt for row in ledger.rows("effect")] == [2]
 
 
-@on("redis", "sqs", *attentive_rabbitmq, *green)
-@pytest.mark.worker(count=2)
-@pytest.mark.parametrize("task", [charge, charge_or_fail], ids=["returns", "raises"])
-def test_a_zombie_cannot_overwrite_delete_or_report_anything(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, task: Any
+@on_every_broker
+@two_attentive
+@pytest.mark.parametrize(
+    "task", [charge, pytest.param(charge_or_fail, marks=pytest.mark.nightly)], ids=["returns", "raises"]
+)
+def test_a_zombie_overwrites_deletes_and_reports_nothing(
+    cluster: Cluster, ledger: Ledger, store: Store, task: Any
 ) -> None:
     """A worker that was frozen past its lease wakes up: the record and the result stay its successor's."""
     result = task.delay("o", gate="go")
     (begun,) = ledger.wait_for("begin")
-    zombie = celery_setup.worker_cluster.worker_of(begun)
+    zombie = cluster.worker_of(begun)
     zombie.freeze()
     _successor_of(begun, result, ledger)
     successors = record_of(store, _key(begun))
@@ -148,15 +123,15 @@ def test_a_zombie_cannot_overwrite_delete_or_report_anything(
     assert record_of(store, successors.key) == successors
 
 
-@on("redis", "sqs", *attentive_rabbitmq, *green)
-@pytest.mark.worker(count=2)
-def test_a_zombie_settles_what_was_given_up_for_it_and_nothing_runs_again(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
+@on("sqs", at_night=("redis", "classic", "quorum", "greenlets"))
+@two_attentive
+def test_a_zombie_settles_what_was_given_up_and_nothing_runs_again(
+    cluster: Cluster, ledger: Ledger, store: Store
 ) -> None:
     """A frozen attempt that may not be repeated wakes up: nobody else can have run, so its outcome ends the doubt."""
     charge_at_most_once.delay("o", gate="go")
     (begun,) = ledger.wait_for("begin")
-    zombie = celery_setup.worker_cluster.worker_of(begun)
+    zombie = cluster.worker_of(begun)
     zombie.freeze()
     ledger.wait_for("outcome_unknown")
     given_up = record_of(store, _key(begun))
@@ -169,12 +144,11 @@ def test_a_zombie_settles_what_was_given_up_for_it_and_nothing_runs_again(
     assert len(ledger.rows("effect")) == 1
 
 
-@on_redis
-@in_pools(*GREEN_POOLS)
+@on(at_night=("greenlets",))
 @pytest.mark.worker(count=2, concurrency=1, visibility_timeout=120)
 @pytest.mark.parametrize(("guard", "effects"), [("asks", [2]), ("in a step", [2]), ("unguarded", [1, 2])])
 def test_a_greenlet_that_computes_past_its_lease_learns_that_it_has_lost_it(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, pool: str, guard: str, effects: list[int]
+    worker: Worker, ledger: Ledger, store: Store, guard: str, effects: list[int]
 ) -> None:
     """Nothing renews it meanwhile. It owns nothing afterwards, by its own eyes: it begins no guarded effect, and leaves
     the record and the result to its successor, which still runs."""
@@ -183,7 +157,7 @@ def test_a_greenlet_that_computes_past_its_lease_learns_that_it_has_lost_it(
     results.append(charge_after_computing.delay("o", "go", guard))
     _, successor = ledger.wait_for("begin", count=2)
     assert (successor.worker != stalled.worker, successor.details["takeover"]) == (True, True)
-    celery_setup.worker.create_file(COMPUTED)
+    worker.run_beside(f"open({COMPUTED!r}, 'x').close()")
     (lost,) = ledger.wait_for("lease_lost")
     assert lost.worker == stalled.worker
     assert record_of(store, _key(stalled)).fencing_token == successor.token
@@ -193,10 +167,9 @@ def test_a_greenlet_that_computes_past_its_lease_learns_that_it_has_lost_it(
     assert {row.details["result"] for row in ledger.rows("reported")} == {"o by attempt 2"}
 
 
+@on("sqs", at_night=("redis",))
 @pytest.mark.worker(settings={"idempotency_hold_messages": False})
-def test_a_task_longer_than_lease_and_visibility_timeout_runs_once(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
-) -> None:
+def test_a_task_longer_than_lease_and_visibility_timeout_runs_once(ledger: Ledger, store: Store) -> None:
     """The heartbeat keeps the claim while a broker that nobody tells delivers the message again and again."""
     result = charge.delay("o", gate="go")
     (begun,) = ledger.wait_for("begin")
@@ -208,14 +181,11 @@ def test_a_task_longer_than_lease_and_visibility_timeout_runs_once(
     assert len(ledger.rows("begin")) == 1
 
 
-@on_redis
-def test_a_task_that_refuses_takeovers_never_runs_twice(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
-) -> None:
+def test_a_task_that_refuses_takeovers_never_runs_twice(cluster: Cluster, ledger: Ledger, store: Store) -> None:
     """SIGKILL in a body that may happen at most once: every caller is told that the outcome is unknown."""
     result = charge_at_most_once.delay("o", gate="go")
     (killed,) = ledger.wait_for("begin")
-    celery_setup.worker_cluster.kill_child(killed)
+    cluster.kill_child(killed)
     for caller in (result, charge_at_most_once.delay("o", gate="go")):
         with pytest.raises(OutcomeUnknown):
             caller.get(timeout=60)
@@ -223,40 +193,38 @@ def test_a_task_that_refuses_takeovers_never_runs_twice(
     assert len(ledger.rows("begin")) == 1
 
 
-@on_every_broker_and_green
+@on_every_broker
 @pytest.mark.compat
-def test_a_cold_shutdown_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger, store: Store) -> None:
+def test_a_cold_shutdown_gives_the_claim_back(worker: Worker, ledger: Ledger, store: Store) -> None:
     """SIGQUIT in the body: the redelivery runs at once, although the lease would last much longer."""
     result = charge_with_a_long_lease.delay("o", gate="go")
     (stopped,) = ledger.wait_for("begin")
-    celery_setup.worker.shut_down(cold=True)
+    worker.shut_down(cold=True)
     assert record_of(store, _key(stopped)).status is Status.RELEASED
-    celery_setup.worker.start_again()
+    worker.start_again()
     _, successor = ledger.wait_for("begin", count=2)
     ledger.open("go:2")
     assert (result.get(timeout=60), successor.details["takeover"]) == ("o by attempt 2", False)
 
 
-@on_redis
-@in_pools("threads", "solo")
-def test_a_cold_shutdown_lets_a_body_end_that_its_pool_cannot_stop(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, pool: str
+@on(at_night=("threads", "solo"))
+def test_a_cold_shutdown_waits_for_a_body_that_its_pool_cannot_stop(
+    worker: Worker, ledger: Ledger, store: Store
 ) -> None:
     """SIGQUIT in a body that may happen at most once: it is not told of an error of Celery's, and has its outcome."""
     charge_at_most_once.delay("o", gate="go")
     (stopped,) = ledger.wait_for("begin")
-    celery_setup.worker.kill(signal="SIGQUIT", reload_container=False)
-    wait_until(lambda: "terminate all running tasks" in celery_setup.worker.logs(), "the worker has the signal")
+    worker.kill(signal="SIGQUIT", reload_container=False)
+    wait_until(lambda: "terminate all running tasks" in worker.logs(), "the worker has the signal")
     ledger.open("go:1")
-    wait_until(celery_setup.worker.has_exited, "the worker ends")
+    wait_until(worker.has_exited, "the worker ends")
     assert record_of(store, _key(stopped)).status is Status.COMPLETED
 
 
-@on_redis
 @since_celery("5.5", "soft shutdown")
 @pytest.mark.worker(settings={"worker_soft_shutdown_timeout": 1})
 def test_a_soft_shutdown_ends_the_wait_for_a_store_that_is_away(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, faults: TcpProxy
+    worker: Worker, ledger: Ledger, store: Store, faults: TcpProxy
 ) -> None:
     """An outcome that cannot be recorded keeps no worker for longer than that; its message goes back, as if the process
     had been killed."""
@@ -264,25 +232,24 @@ def test_a_soft_shutdown_ends_the_wait_for_a_store_that_is_away(
     (begun,) = ledger.wait_for("begin")
     with faults.losing():
         ledger.open("go:1")
-        wait_until(lambda: "idempotency.result_waits" in celery_setup.worker.logs(), "the outcome waits")
-        celery_setup.worker.shut_down(cold=True)
-    celery_setup.worker.start_again()
+        wait_until(lambda: "idempotency.result_waits" in worker.logs(), "the outcome waits")
+        worker.shut_down(cold=True)
+    worker.start_again()
     ledger.wait_for("outcome_unknown")
     assert record_of(store, _key(begun)).status is Status.UNKNOWN
 
 
-@on_redis
-@in_pools("prefork", "threads", "solo", *GREEN_POOLS)
+@on("redis", at_night=POOLS)
 @pytest.mark.worker(visibility_timeout=120)
-def test_a_body_that_exits_is_delivered_again_and_ends_unknown_if_it_does_no_else(
-    celery_setup: IdempotentSetup, ledger: Ledger, pool: str
+def test_a_body_that_exits_runs_again_and_ends_unknown_if_it_does_no_else(
+    ledger: Ledger, worker_options: WorkerOptions
 ) -> None:
     """In every pool: its claim and its message are given back, and its worker goes on. An exit of its own, and one by a
     signal that its worker did not send, count as the death of its process, so `max_takeovers` ends it as a SIGKILL."""
-    assert charge_or_exit.delay("o").get(timeout=60) == "o by attempt 2"
+    assert charge_or_die.delay("o", "once").get(timeout=60) == "o by attempt 2"
     assert [row.attempt for row in ledger.rows("effect", "o")] == [2]
     # Since billiard 4.3 prefork takes `CancelledError` for a failure of the task, and does not deliver it again.
-    for death in ("SystemExit", "GreenletExit", "SIGTERM" if pool == "prefork" else "CancelledError"):
+    for death in ("SystemExit", "GreenletExit", "SIGTERM" if worker_options.pool == "prefork" else "CancelledError"):
         with pytest.raises(OutcomeUnknown):
             charge_or_die.delay(death, death).get(timeout=60)
         begun = [(row.attempt, row.details["takeover"]) for row in ledger.rows("begin", death)]
@@ -290,12 +257,9 @@ def test_a_body_that_exits_is_delivered_again_and_ends_unknown_if_it_does_no_els
     assert charge.delay("another").get(timeout=60) == "another by attempt 1"
 
 
-@on_redis
 @since_celery("5.7", "messages that are given back after a hard time limit")
 @pytest.mark.worker(visibility_timeout=120, settings={"task_acks_on_failure_or_timeout": False})
-def test_a_body_that_is_too_long_again_and_again_ends_unknown(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store
-) -> None:
+def test_a_body_that_is_too_long_again_and_again_ends_unknown(ledger: Ledger, store: Store) -> None:
     """A hard time limit that gives the message back counts as the death of its process."""
     charge_with_one_takeover.apply_async(("o", "go"), time_limit=2)
     ledger.wait_for("outcome_unknown")
@@ -304,8 +268,7 @@ def test_a_body_that_is_too_long_again_and_again_ends_unknown(
     assert record_of(store, _key(begun[0])).status is Status.UNKNOWN
 
 
-@on_redis
-def test_a_body_that_is_stopped_gives_the_claim_back(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+def test_a_body_that_is_stopped_gives_the_claim_back(ledger: Ledger) -> None:
     """For its length, or by revoke(terminate=True): the next delivery of the key runs at once."""
     limited = charge_with_a_long_lease.apply_async(("o", "go"), time_limit=3)
     revoked = charge_with_a_long_lease.delay("p", "go")
@@ -317,3 +280,46 @@ def test_a_body_that_is_stopped_gives_the_claim_back(celery_setup: IdempotentSet
     ledger.open("go:2")
     for order in "op":
         assert charge_with_a_long_lease.delay(order, "go").get(timeout=60) == f"{order} by attempt 2"
+
+
+@on("redis", at_night=("sqs", "greenlets"))
+@pytest.mark.worker(count=2, concurrency=1, visibility_timeout=4)
+def test_another_worker_takes_over_from_a_body_that_hangs(cluster: Cluster, ledger: Ledger, store: Store) -> None:
+    """Renewals end, and the message is let go: it comes again, and is run again. The late body reports that outcome."""
+    result = charge_within_3_s.delay("o", gate="go")
+    (hanging,) = ledger.wait_for("begin")
+    worker = cluster.worker_of(hanging)
+    _, successor = ledger.wait_for("begin", count=2)
+    assert successor.details["takeover"]
+    assert successor.at - hanging.at > 3
+    ledger.open("go:2")
+    assert result.get(timeout=60) == "o by attempt 2"
+    told = f"witnessed deadline_exceeded of {result.id} by {charge_within_3_s.name}"
+    wait_until(lambda: told in worker.logs(), "the signal was sent")
+    assert worker.logs().count("idempotency.deadline_exceeded") == 1
+    assert worker.logs().count("idempotency.hold_ended") == 1
+    ledger.open("go:1")
+    (lost,) = ledger.wait_for("lease_lost")
+    assert lost.worker == hanging.worker
+    reported = ledger.wait_for("reported", count=2)
+    assert {row.details["result"] for row in reported} == {"o by attempt 2"}
+    assert record_of(store, _key(hanging)).attempts == 2
+
+
+@pytest.mark.worker(concurrency=1)
+def test_a_soft_time_limit_during_the_completion_waits_for_it(
+    worker: Worker, ledger: Ledger, store: Store, faults: TcpProxy
+) -> None:
+    """The body has returned: Celery reports the limit, and the same call sent again is answered and has no effect."""
+    ledger.open("go:1")
+    with faults.losing(b"PutItem", b"COMPLETED") as cut:
+        limited = charge.apply_async(("o", "go"), soft_time_limit=2)
+        wait_until(lambda: cut.struck, "the completion is under way")
+        wait_until(lambda: "Soft time limit" in worker.logs(), "the worker announces the limit")
+        tries = cut.struck
+        wait_until(lambda: cut.struck > tries + 1, "the limit has struck, before the second try from now on")
+    with pytest.raises(SoftTimeLimitExceeded):
+        limited.get(timeout=60)
+    assert record_of(store, charge.idempotency_key_for("o", "go")).status is Status.COMPLETED
+    assert charge.delay("o", "go").get(timeout=60) == "o by attempt 1"
+    assert len(ledger.rows("effect")) == 1

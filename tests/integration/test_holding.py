@@ -14,17 +14,13 @@ from redis import Redis
 
 from lab.proxy import aws_operations
 from tests.integration.cluster import (
-    GREEN_POOLS,
+    POOLS,
     AwsContainer,
-    IdempotentCluster,
-    IdempotentSetup,
-    IdempotentWorker,
+    Cluster,
     SqsBroker,
+    Worker,
     WorkerOptions,
-    in_pools,
     on,
-    on_every_broker_and_green,
-    on_redis,
 )
 from tests.integration.idempotent_tasks import charge, charge_and_wait_for_long
 from tests.support.ledger import Ledger
@@ -35,19 +31,15 @@ VISIBILITY = 4
 OUTLIVED = 2.5 * VISIBILITY
 """Seconds; a body of that length is delivered again twice by a broker that nobody tells."""
 
-pytestmark = pytest.mark.worker(
-    concurrency=1, visibility_timeout=VISIBILITY, settings={"worker_prefetch_multiplier": 4}
-)
+pytestmark = [
+    pytest.mark.worker(concurrency=1, visibility_timeout=VISIBILITY, settings={"worker_prefetch_multiplier": 4}),
+    pytest.mark.usefixtures("celery_setup"),
+]
 
 
-def deliveries(cluster: IdempotentCluster, task_id: str) -> int:
+def deliveries(cluster: Cluster, task_id: str) -> int:
     """How often the message was delivered to any of the workers."""
     return sum(worker.logs().count(f"[{task_id}] received") for worker in cluster)
-
-
-def connections_of(cluster: IdempotentCluster) -> list[int]:
-    """How often each worker has connected to the broker."""
-    return [worker.logs().count("Connected to") for worker in cluster]
 
 
 def outlast(began: float, still: Callable[[], bool]) -> None:
@@ -57,68 +49,59 @@ def outlast(began: float, still: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def holds_a_long_body(setup: IdempotentSetup, ledger: Ledger) -> None:
+def holds_a_long_body(cluster: Cluster, ledger: Ledger) -> None:
     """An idle worker beside the one that runs it does not get its message."""
     result = charge.delay("long", gate="go")
     (begun,) = ledger.wait_for("begin")
-    outlast(begun.at, lambda: deliveries(setup.worker_cluster, result.id) == 1)
+    outlast(begun.at, lambda: deliveries(cluster, result.id) == 1)
     ledger.open("go:1")
     assert result.get(timeout=60) == "long by attempt 1"
-    assert deliveries(setup.worker_cluster, result.id) == 1
+    assert deliveries(cluster, result.id) == 1
 
 
-def with_one_asleep(setup: IdempotentSetup) -> tuple[IdempotentWorker, IdempotentWorker]:
+def with_one_asleep(cluster: Cluster) -> tuple[Worker, Worker]:
     """Two workers, of which the second does not run yet, so that it gets nothing of what is published now."""
-    working, idle = setup.worker_cluster
+    working, idle = cluster
     idle.shut_down()
     return working, idle
 
 
+@on("redis", at_night=("sqs",))
 @pytest.mark.worker(count=2)
 @pytest.mark.compat
-def test_a_long_body_and_what_waits_behind_it_are_delivered_once(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+def test_a_long_body_and_what_waits_behind_it_are_delivered_once(cluster: Cluster, ledger: Ledger) -> None:
     """An idle worker beside them gets neither, so nobody has to postpone anything."""
-    _, idle = with_one_asleep(celery_setup)
+    _, idle = with_one_asleep(cluster)
     results = [charge.delay("long", gate="go"), charge.delay("behind")]
     (begun,) = ledger.wait_for("begin")
-    wait_until(lambda: deliveries(celery_setup.worker_cluster, results[1].id) == 1, "the second one is prefetched")
+    wait_until(lambda: deliveries(cluster, results[1].id) == 1, "the second one is prefetched")
     idle.start_again()
-    outlast(begun.at, lambda: [deliveries(celery_setup.worker_cluster, result.id) for result in results] == [1, 1])
+    outlast(begun.at, lambda: [deliveries(cluster, result.id) for result in results] == [1, 1])
     ledger.open("go:1")
     assert [result.get(timeout=60) for result in results] == ["long by attempt 1", "behind by attempt 1"]
-    assert [deliveries(celery_setup.worker_cluster, result.id) for result in results] == [1, 1]
+    assert [deliveries(cluster, result.id) for result in results] == [1, 1]
     assert ledger.rows("conflicted") == ledger.rows("replayed") == []
 
 
-@in_pools("threads", "solo", "gevent")
+@on(at_night=POOLS)
 @pytest.mark.worker(count=2)
-def test_every_pool_holds_a_long_body(celery_setup: IdempotentSetup, ledger: Ledger, pool: str) -> None:
+def test_every_pool_holds_a_long_body(cluster: Cluster, ledger: Ledger) -> None:
     """Whatever the thread that consumes is busy with."""
-    holds_a_long_body(celery_setup, ledger)
+    holds_a_long_body(cluster, ledger)
 
 
-@on_redis
-@pytest.mark.worker(
-    count=2, transport_options={"global_keyprefix": "shop:", "unacked_index_key": "unacked-of-the-shop"}
-)
-def test_names_of_redis_keys_are_those_of_the_transport(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """A prefix, and a key of one's own."""
-    holds_a_long_body(celery_setup, ledger)
-
-
+@on("sqs", at_night=("redis",))
 @pytest.mark.worker(count=2)
-def test_a_message_whose_time_has_not_come_is_delivered_once(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+def test_a_message_whose_time_has_not_come_is_delivered_once(cluster: Cluster, ledger: Ledger) -> None:
     """Celery keeps it in memory, unacknowledged, for longer than the visibility timeout."""
     result = charge.apply_async(("later",), countdown=OUTLIVED)
     assert result.get(timeout=60) == "later by attempt 1"
-    assert deliveries(celery_setup.worker_cluster, result.id) == 1
+    assert deliveries(cluster, result.id) == 1
 
 
-@on_redis
+@pytest.mark.nightly
 @pytest.mark.worker(count=2)
-def test_a_postponed_message_may_wait_for_longer_than_the_visibility_timeout(
-    celery_setup: IdempotentSetup, ledger: Ledger
-) -> None:
+def test_a_postponed_message_may_wait_for_longer_than_the_visibility_timeout(cluster: Cluster, ledger: Ledger) -> None:
     """It waits in a worker that holds it, so it asks as seldom as its policy allows, and nobody else gets it."""
     first = charge_and_wait_for_long.delay("long", gate="go")
     ledger.wait_for("begin")
@@ -128,70 +111,58 @@ def test_a_postponed_message_may_wait_for_longer_than_the_visibility_timeout(
     assert first.get(timeout=60) == second.get(timeout=60) == "long by attempt 1"
     (replayed,) = ledger.rows("replayed")
     assert replayed.at > conflicted.at + VISIBILITY
-    assert deliveries(celery_setup.worker_cluster, second.id) == 2, "as it came, and as it was postponed"
+    assert deliveries(cluster, second.id) == 2, "as it came, and as it was postponed"
 
 
-@on_every_broker_and_green
+@on("redis", at_night=("sqs", "classic", "quorum", "greenlets"))
 @pytest.mark.worker(count=2)
 def test_a_warm_shutdown_holds_what_it_waits_for(
-    celery_setup: IdempotentSetup, ledger: Ledger, worker_options: WorkerOptions
+    cluster: Cluster, ledger: Ledger, worker_options: WorkerOptions
 ) -> None:
     """SIGTERM ends the consuming, not the body: its message stays where it is."""
     result = charge.delay("long", gate="go")
     (begun,) = ledger.wait_for("begin")
-    worker = celery_setup.worker_cluster.worker_of(begun)
+    worker = cluster.worker_of(begun)
     worker.kill(signal="SIGTERM", reload_container=False)
-    outlast(begun.at, lambda: deliveries(celery_setup.worker_cluster, result.id) == 1)
+    outlast(begun.at, lambda: deliveries(cluster, result.id) == 1)
     assert not worker.has_exited()
     ledger.open("go:1")
     assert result.get(timeout=60) == "long by attempt 1"
     wait_until(worker.has_exited, "the worker ends")
-    if CELERY >= (5, 5) or worker_options.pool not in GREEN_POOLS:  # otherwise kombu gives it back once more
-        assert deliveries(celery_setup.worker_cluster, result.id) == 1
+    if CELERY >= (5, 5) or worker_options.pool != "gevent":  # otherwise kombu gives it back once more
+        assert deliveries(cluster, result.id) == 1
     assert len(ledger.rows("effect")) == 1
 
 
-@on_redis
 @pytest.mark.worker(count=2)
-def test_a_worker_that_connects_again_holds_its_messages(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+def test_a_worker_that_connects_again_holds_its_messages(cluster: Cluster, celery_broker: Any, ledger: Ledger) -> None:
     """By the channel of its new connection."""
-    cluster = celery_setup.worker_cluster
-    before = connections_of(cluster)
-    with Redis.from_url(celery_setup.broker.config()["host_url"]) as administrator:
+
+    def connections() -> list[int]:
+        return [worker.logs().count("Connected to") for worker in cluster]
+
+    before = connections()
+    with Redis.from_url(celery_broker.config()["host_url"]) as administrator:
         for _ in range(10):  # kombu says nothing of a connection that it had not used yet
             administrator.client_kill_filter(_type="normal", skipme=True)
             with suppress(AssertionError):
-                wait_until(lambda: all(map(gt, connections_of(cluster), before)), "both connect again", timeout=10)
+                wait_until(lambda: all(map(gt, connections(), before)), "both connect again", timeout=10)
                 break
-    assert all(map(gt, connections_of(cluster), before))
-    holds_a_long_body(celery_setup, ledger)
-
-
-class CountedBroker(SqsBroker):
-    """SQS behind the proxy that keeps what workers send."""
-
-    address = ""
-
-    def config(self, *args: Any, **kwargs: Any) -> dict[str, str]:
-        return {**super().config(), "url": f"sqs://{self._account}:secret@{self.address}//"}
+    assert all(map(gt, connections(), before))
+    holds_a_long_body(cluster, ledger)
 
 
 @pytest.fixture
 def celery_counted_broker(aws: AwsContainer, aws_account: str, faults: TcpProxy) -> SqsBroker:
-    """The broker of the claim about its cost."""
-    broker = CountedBroker(aws, aws_account)
-    broker.address = f"{faults.host}:{faults.port}"
-    return broker
+    """SQS behind the proxy that keeps what workers send."""
+    return SqsBroker(aws, aws_account, f"{faults.host}:{faults.port}")
 
 
 @on("counted")
 @pytest.mark.worker(settings={"worker_prefetch_multiplier": 10})
-def test_ten_messages_cost_three_requests_for_each_timeout(
-    celery_setup: IdempotentSetup, ledger: Ledger, faults: TcpProxy
-) -> None:
+def test_ten_messages_cost_three_requests_for_each_timeout(cluster: Cluster, ledger: Ledger, faults: TcpProxy) -> None:
     """As one does; and one request more, now and then, for the timeout of the queue. SQS charges for requests."""
     results = [charge.delay(str(number), gate="go") for number in range(10)]
-    cluster = celery_setup.worker_cluster
     wait_until(lambda: sum(deliveries(cluster, result.id) for result in results) == 10, "all are in the worker")
     outlast(time.monotonic() - OUTLIVED / 2, lambda: True)  # until those that came first and last go together
     before, began = len(faults.trips), time.monotonic()
@@ -210,16 +181,14 @@ KOMBUS_OWN = {"unacked_restore_interval": 10, "unacked_restore_throttle": 10}
 """How often kombu looks for what nobody holds, if nobody tells it: every hundred seconds."""
 
 
-@in_pools("prefork", "gevent")
+@on("sqs", at_night=("redis", "greenlets"))
 @pytest.mark.worker(count=2, transport_options=KOMBUS_OWN)
-def test_what_a_dead_worker_held_comes_back_after_the_visibility_timeout(
-    celery_setup: IdempotentSetup, ledger: Ledger, pool: str
-) -> None:
+def test_what_a_dead_worker_held_comes_back_after_the_visibility_timeout(cluster: Cluster, ledger: Ledger) -> None:
     """SIGKILL of all its processes, after its messages were extended: what ran and what waited is another's."""
-    working, idle = with_one_asleep(celery_setup)
+    working, idle = with_one_asleep(cluster)
     results = [charge.delay("long", gate="go"), charge.delay("behind")]
     (begun,) = ledger.wait_for("begin")
-    wait_until(lambda: deliveries(celery_setup.worker_cluster, results[1].id) == 1, "the second one is prefetched")
+    wait_until(lambda: deliveries(cluster, results[1].id) == 1, "the second one is prefetched")
     idle.start_again()
     outlast(begun.at, lambda: len(ledger.rows("begin")) == 1)
     working.kill()

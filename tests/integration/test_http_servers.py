@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from celery_idempotent.stores import open_store
-from lab.embedded.server import HOST, free_port
+from lab.embedded.server import HOST, accepts, free_port
 from tests.support.documents import ROOT
 from tests.support.waiting import wait_until
 
@@ -26,13 +26,13 @@ UVICORN = ("uvicorn", "--factory", "--host", HOST, "--workers", "2", "--log-leve
 GUNICORN = ("gunicorn", "--workers", "2", "--log-level", "warning", "--timeout", "600")
 
 SERVERS: dict[str, tuple[tuple[str, ...], str]] = {
-    "starlette": (UVICORN, "postgres"),
-    "django_asgi": (UVICORN, "postgres"),
+    "starlette": (UVICORN, "redis_server"),
     "django_wsgi": ((*GUNICORN, "--worker-class", "sync", "--bind"), "postgres"),
     "flask on threads": ((*GUNICORN, "--worker-class", "gthread", "--threads", "8", "--bind"), "redis_server"),
     "flask on gevent": ((*GUNICORN, "--worker-class", "gevent", "--bind"), "redis_server"),
 }
 """By function of ``http_shop``: server and store."""
+BY_NIGHT = ("django_wsgi", "flask on gevent")
 
 
 @dataclass
@@ -51,30 +51,15 @@ class Shop:
 
     def insist(self, key: str, **order: Any) -> httpx2.Response:
         """Send a request until it is answered, as a client does."""
-
-        def answered() -> httpx2.Response | None:
-            answer = self.charge(key, **order)
-            if answer is None or answer.status_code in (409, 502, 503):
-                time.sleep(0.1)
-                return None
-            return answer
-
-        found = wait_until(answered, f"{key} is answered")
-        assert found is not None
-        return found
+        while (answer := self.charge(key, **order)) is None or answer.status_code in (409, 502, 503):
+            time.sleep(0.1)
+        return answer
 
     def charges(self) -> int:
         """How often the bank has charged."""
         with sqlite3.connect(self.folder / "ledger.sqlite") as bank:
             count: int = bank.execute("SELECT count(*) FROM charges").fetchone()[0]
             return count
-
-    def is_up(self) -> bool:
-        """Whether it serves anything."""
-        try:
-            return self.client.get("/nothing").status_code == 404
-        except httpx2.TransportError:
-            return False
 
 
 @contextmanager
@@ -86,28 +71,16 @@ def serving(name: str, store: str, folder: Path) -> Iterator[Shop]:
     at = str(port) if command[-1] == "--port" else f"{HOST}:{port}"
     shop = f"tests.integration.http_shop:{name.split()[0]}{'' if '--factory' in command else '()'}"
     environment = {**os.environ, "SHOP_STORE": store, "SHOP_FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
-    server = subprocess.Popen(
-        [sys.executable, "-m", *command, at, shop], env=environment, cwd=folder, start_new_session=True
-    )
+    command = (sys.executable, "-m", *command, at, shop)
+    server = subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True)
+    caller = {"Authorization": "Bearer ann"}
     try:
-        with httpx2.Client(
-            base_url=f"http://{HOST}:{port}", headers={"Authorization": "Bearer ann"}, timeout=60
-        ) as client:
-            wait_until(Shop(folder, client).is_up, f"{name} is up")
+        with httpx2.Client(base_url=f"http://{HOST}:{port}", headers=caller, timeout=60) as client:
+            wait_until(lambda: accepts(port), f"{name} is up")
             yield Shop(folder, client)
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-
-
-@pytest.fixture
-def store_url(server: str, request: pytest.FixtureRequest) -> str:
-    """The store of that server, ready."""
-    url: str = request.getfixturevalue(SERVERS[server][1]).url
-    store = open_store(url)
-    store.provision()
-    store.close()
-    return url
 
 
 def _together(shop: Shop, key: str) -> list[httpx2.Response]:
@@ -127,10 +100,16 @@ def _killed(shop: Shop, key: str) -> httpx2.Response:
     return shop.insist(key, stall=True)
 
 
-@pytest.mark.parametrize("server", SERVERS)
-def test_one_charge_and_equal_answers(server: str, store_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "server",
+    ["starlette", "flask on threads", *(pytest.param(each, marks=pytest.mark.nightly) for each in BY_NIGHT)],
+)
+def test_one_charge_and_equal_answers(server: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Of eight equal requests at a time, and of one whose worker was killed after the charge."""
-    with serving(server, store_url, tmp_path) as shop:
+    url: str = request.getfixturevalue(SERVERS[server][1]).url
+    with closing(open_store(url)) as store:
+        store.provision()
+    with serving(server, url, tmp_path) as shop:
         key = str(uuid4())
         answers = _together(shop, key)
         assert len({(each.status_code, each.content) for each in answers}) == 1
@@ -148,7 +127,7 @@ def test_one_charge_and_equal_answers(server: str, store_url: str, tmp_path: Pat
         assert (other.status_code, other.headers["content-type"]) == (422, "application/problem+json")
 
 
-@pytest.mark.parametrize("server", ["starlette", "django_wsgi"])
+@pytest.mark.parametrize("server", ["starlette", pytest.param("django_wsgi", marks=pytest.mark.nightly)])
 def test_without_the_library_there_are_more(server: str, tmp_path: Path) -> None:
     """The same requests to the same application: the harness sees what it is there to see."""
     with serving(server, "", tmp_path) as shop:

@@ -12,38 +12,21 @@ from kombu.connection import Connection
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from lab.embedded import EmbeddedRabbitMQ
-from tests.integration.cluster import (
-    IdempotentSetup,
-    RabbitMQBroker,
-    on_rabbitmq,
-    quorum,
-    record_of,
-)
-from tests.integration.idempotent_tasks import (
-    charge,
-    charge_and_back_off,
-    charge_with_a_long_lease,
-    charge_with_late_retries,
-)
+from tests.integration.cluster import Cluster, RabbitMQBroker, Worker, on, record_of
+from tests.integration.idempotent_tasks import charge, charge_and_back_off, charge_with_retries
 from tests.support.ledger import Ledger
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.usefixtures("celery_setup")]
 loses_connections = pytest.mark.worker(pool="prefork" if CELERY >= (5, 7) else "threads")
 """When Celery before 5.7 loses its connection, it forgets which pool processes are busy, and gives one of them the next
 message: that one waits for the body, and meets what it has recorded."""
-on_quorum = pytest.mark.parametrize("celery_broker", [quorum], indirect=True)
-on_classic = pytest.mark.parametrize("celery_broker", ["classic"], indirect=True)
 
 
 def a_quorum_queue(key: str, **arguments: Any) -> dict[str, Any]:
     """A quorum queue on a topic exchange, as `task_queues` takes it."""
-    return {
-        "exchange": "work",
-        "exchange_type": "topic",
-        "routing_key": key,
-        "queue_arguments": {"x-queue-type": "quorum", **arguments},
-    }
+    queue = {"exchange": "work", "exchange_type": "topic", "routing_key": key}
+    return {**queue, "queue_arguments": {"x-queue-type": "quorum", **arguments}}
 
 
 @pytest.fixture(scope="session")
@@ -59,25 +42,9 @@ def celery_impatient_broker(impatient_server: EmbeddedRabbitMQ) -> RabbitMQBroke
     return RabbitMQBroker(impatient_server)
 
 
-@on_rabbitmq
-@pytest.mark.worker(count=2)
-def test_a_killed_workers_message_is_taken_over_before_its_lease(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
-    """The other worker of the machine sees that the process is gone, at once or after one or two short pauses."""
-    result = charge_with_a_long_lease.delay("o", gate="go")
-    (killed,) = ledger.wait_for("begin")
-    celery_setup.worker_cluster.worker_of(killed).kill()
-    _, successor = ledger.wait_for("begin", count=2)
-    ledger.open("go:2")
-    assert result.get(timeout=60) == "o by attempt 2"
-    assert successor.details["takeover"]
-    assert 0 < successor.token - killed.token < 60_000  # milliseconds; the lease is 90 s
-
-
-@on_rabbitmq
+@on("classic", at_night=("quorum",))
 @loses_connections
-def test_a_connection_that_is_lost_in_a_body_costs_a_conflict(
-    celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger
-) -> None:
+def test_a_connection_that_is_lost_in_a_body_costs_a_conflict(celery_broker: RabbitMQBroker, ledger: Ledger) -> None:
     """The copy meets the body that goes on; it is a new message from then on, which tells how many came before it."""
     result = charge.delay("o", gate="go")
     ledger.wait_for("begin")
@@ -91,12 +58,9 @@ def test_a_connection_that_is_lost_in_a_body_costs_a_conflict(
     assert (copy.details["deliveries"], again.details["deliveries"]) == (told, told + 1)
 
 
-on_impatient = pytest.mark.parametrize("celery_broker", ["impatient"], indirect=True)
-
-
-@on_impatient
+@on(at_night=("impatient",))
 @loses_connections
-def test_a_body_longer_than_rabbitmqs_patience_runs_once(celery_setup: IdempotentSetup, ledger: Ledger) -> None:
+def test_a_body_longer_than_rabbitmqs_patience_runs_once(worker: Worker, ledger: Ledger) -> None:
     """RabbitMQ closes the channel and delivers a copy, which is postponed; the worker connects again and goes on."""
     result = charge.delay("o", gate="go")
     ledger.wait_for("begin")
@@ -107,17 +71,17 @@ def test_a_body_longer_than_rabbitmqs_patience_runs_once(celery_setup: Idempoten
     wait_until(lambda: ledger.rows("replayed"), "the copy is answered")
     assert charge.delay("another").get(timeout=60) == "another by attempt 1"
     assert len(ledger.rows("begin", "o")) == 1
-    assert "delivery acknowledgement on channel" in celery_setup.worker.logs()
+    assert "delivery acknowledgement on channel" in worker.logs()
 
 
-@on_quorum
+@on("quorum")
 @pytest.mark.worker(
     queues="orders", settings={"task_queues": {each: a_quorum_queue(each) for each in ("celery", "orders")}}
 )
-@pytest.mark.parametrize("task", [charge, charge_and_back_off], ids=["within a second", "after seconds"])
-def test_a_conflict_of_a_quorum_queue_waits_in_rabbitmq_and_comes_back_to_its_queue(
-    celery_setup: IdempotentSetup, ledger: Ledger, task: Any
-) -> None:
+@pytest.mark.parametrize(
+    "task", [pytest.param(charge, marks=pytest.mark.nightly), charge_and_back_off], ids=["within a second", "seconds"]
+)
+def test_a_conflict_of_a_quorum_queue_waits_in_rabbitmq_and_comes_back_to_its_queue(ledger: Ledger, task: Any) -> None:
     """Postponed, not given back, however short the delay; neither it nor a retry goes to the default queue."""
     holder = task.apply_async(("o", "go"), queue="orders")
     ledger.wait_for("begin")
@@ -127,17 +91,17 @@ def test_a_conflict_of_a_quorum_queue_waits_in_rabbitmq_and_comes_back_to_its_qu
     assert holder.get(timeout=60) == waiting.get(timeout=60) == "o by attempt 1"
     assert not any(row.details["redelivered"] for row in conflicts)
     assert [row.details["deliveries"] for row in conflicts[:3]] == [1, 2, 3]
-    assert charge_with_late_retries.apply_async(("late",), queue="orders").get(timeout=60) == 2
+    assert charge_with_retries.apply_async(("late", "", 1), queue="orders").get(timeout=60) == 2
 
 
 LIMIT = 2
 DEAD = {"x-delivery-limit": LIMIT, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 
 
-@on_quorum
+@on(at_night=("quorum",))
 @pytest.mark.worker(queues="orders", settings={"task_queues": {"orders": a_quorum_queue("orders", **DEAD)}})
 def test_a_message_beyond_its_delivery_limit_is_the_same_operation_when_it_is_redriven(
-    celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger, store: Store
+    cluster: Cluster, celery_broker: RabbitMQBroker, ledger: Ledger, store: Store
 ) -> None:
     """RabbitMQ buries what has killed three processes; the claim stays, and who digs it up takes over as the fourth."""
     with Connection(celery_broker.config()["url"]) as connection:
@@ -145,7 +109,7 @@ def test_a_message_beyond_its_delivery_limit_is_the_same_operation_when_it_is_re
         channel.queue_declare("dead", durable=True, auto_delete=False)
         result = charge.apply_async(("o", "go"), queue="orders")
         for count in range(1, LIMIT + 2):
-            celery_setup.worker_cluster.kill_child(ledger.wait_for("begin", count=count)[-1])
+            cluster.kill_child(ledger.wait_for("begin", count=count)[-1])
         dead = wait_until(lambda: channel.basic_get("dead"), "the message is dead")
         assert dead.headers["x-death"][0]["reason"] == "delivery_limit"
         key = ledger.rows("begin")[0].details["idempotency_key"]
@@ -165,19 +129,20 @@ def test_a_message_beyond_its_delivery_limit_is_the_same_operation_when_it_is_re
 REJECTING = {"task_queues": {"celery": {"queue_arguments": {"x-overflow": "reject-publish"}}}}
 
 
-@on_classic
+@on("classic")
 @pytest.mark.worker(settings=REJECTING)
 def test_a_conflict_that_rabbitmq_refuses_goes_back_and_is_postponed_later(
-    celery_setup: IdempotentSetup, celery_broker: RabbitMQBroker, ledger: Ledger
+    celery_broker: RabbitMQBroker, ledger: Ledger
 ) -> None:
     """With confirmations a worker hears of the refusal: the message it has is given back, not acknowledged."""
     holder = charge.delay("o", gate="go")
     ledger.wait_for("begin")
     waiting = charge.delay("o", gate="go")
     conflicts = ledger.wait_for("conflicted")
-    celery_broker.refuse_messages("celery")
+    full = {"pattern": "^celery$", "definition": {"max-length": 0}}
+    celery_broker.server.ask("PUT", f"policies/{celery_broker.vhost}/full", full)
     wait_until(lambda: any(row.details["redelivered"] for row in ledger.rows("conflicted")), "it is given back")
-    celery_broker.take_messages()
+    celery_broker.server.ask("DELETE", f"policies/{celery_broker.vhost}/full")
     ledger.open("go:1")
     assert holder.get(timeout=60) == waiting.get(timeout=60) == "o by attempt 1"
     assert not conflicts[0].details["redelivered"]

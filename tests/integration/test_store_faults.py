@@ -1,56 +1,24 @@
-"""DynamoDB that loses replies or is away: nothing is doubled, nothing is lost, nothing is reported too early."""
+"""DynamoDB that is away: nothing is lost, nothing runs, and nothing is reported too early or too often."""
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
+from celery_idempotent.protocol.circuit import FAILURES
 from celery_idempotent.protocol.store import Store
-from tests.integration.cluster import IdempotentSetup, on_redis, record_of
+from tests.integration.cluster import Worker, record_of
 from tests.integration.idempotent_tasks import charge
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.worker, on_redis]
-
-
-def test_a_lost_reply_neither_blocks_nor_doubles(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, faults: TcpProxy
-) -> None:
-    """Of a claim, a renewal or a completion: the write was applied, and its sender finds out, at no further attempt."""
-    for order, marker, nth in (("claim", b"IN_PROGRESS", 1), ("renewal", b"IN_PROGRESS", 2), ("end", b"COMPLETED", 1)):
-        cut = faults.cut_reply(b"PutItem", marker, nth=nth)
-        key = charge.idempotency_key_for(order, order)
-        result = charge.delay(order, order)
-        if order == "renewal":
-            wait_until(lambda: cut.struck, "the first renewal loses its reply")  # noqa: B023
-            lease_until = record_of(store, key).lease_until
-            wait_until(lambda: record_of(store, key).lease_until > lease_until, "the next renewal")  # noqa: B023
-        ledger.open(f"{order}:1")
-        assert result.get(timeout=60) == f"{order} by attempt 1"
-        assert (cut.struck, record_of(store, key).attempts) == (1, 1)
-        assert [row.details["takeover"] for row in ledger.rows("effect", order)] == [False]
-        assert charge.delay(order, order).get(timeout=60) == f"{order} by attempt 1"
-    assert not ledger.rows("lease_lost")
-    assert len(ledger.rows("replayed")) == 3
-
-
-def test_a_lost_reply_of_a_takeover_is_still_a_takeover(
-    celery_setup: IdempotentSetup, ledger: Ledger, faults: TcpProxy
-) -> None:
-    """An attempt that reads its own claim back knows what came before it, and does not wait for itself."""
-    cut = faults.cut_reply(b"PutItem", b"takeover")
-    result = charge.delay("o", "go")
-    (killed,) = ledger.wait_for("begin")
-    celery_setup.worker_cluster.kill_child(killed)
-    ledger.open("go:2")
-    assert result.get(timeout=60) == "o by attempt 2"
-    assert cut.struck
-    assert [row.details["takeover"] for row in ledger.rows("effect")] == [True]
+pytestmark = [pytest.mark.worker, pytest.mark.usefixtures("celery_setup")]
 
 
 def test_nothing_runs_while_the_store_is_down_and_nothing_is_reported_too_early(
-    celery_setup: IdempotentSetup, ledger: Ledger, store: Store, faults: TcpProxy
+    ledger: Ledger, store: Store, faults: TcpProxy
 ) -> None:
     """A claim without a certain answer is tried again later, by Celery; a completion that cannot be stored, or an
     outage at that moment, is waited out, and the claim is kept."""
@@ -80,3 +48,27 @@ def test_nothing_runs_while_the_store_is_down_and_nothing_is_reported_too_early(
         assert not away.ready()
     assert away.get(timeout=60) == "p by attempt 1"
     assert len(ledger.rows("begin")) == 2
+
+
+@pytest.mark.worker(settings={"worker_prefetch_multiplier": 20})
+def test_a_worker_holds_claims_back_and_says_so_once(worker: Worker, ledger: Ledger, faults: TcpProxy) -> None:
+    """Each of its two processes logs a handful of lines; every message of a backlog is postponed, and runs once."""
+    with faults.down():
+        results = [charge.delay(str(number)) for number in range(40)]
+        ledger.wait_for("store_unavailable", count=20)
+        assert not ledger.rows("begin")
+    assert [result.get(timeout=100) for result in results] == [f"{number} by attempt 1" for number in range(40)]
+    assert len(ledger.rows("begin")) == 40
+
+    def said(name: str) -> int:
+        return int(worker.logs().count(f"idempotency.{name} "))
+
+    def is_through() -> bool:
+        if said("store_circuit_opened") == said("store_circuit_closed"):
+            return True
+        for _ in range(4):  # a process that gets no more claims has nothing to let through
+            charge.delay(str(uuid4()))
+        return False
+
+    wait_until(is_through, "who holds claims back lets them through again")
+    assert (said("store_unavailable"), said("store_circuit_opened")) == (2 * (FAILURES - 1), 2)

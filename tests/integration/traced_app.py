@@ -1,6 +1,6 @@
-"""An app under the tracer that `TRACED_BY` names, its schedule, and as a program the publisher of its messages.
+"""An app under the tracer that `TRACED_BY` names, its schedule and beats, and as a program its messages' publisher.
 
-`TRACED_REDIS` says where broker, backend and store are. No tracer needs its server here.
+`TRACED_REDIS` says where broker, backend and store are, `TRACED_FOLDER` where files go. No tracer needs its server.
 """
 # mypy: allow-untyped-decorators
 
@@ -86,36 +86,29 @@ traced = _TRACERS[TRACER]()  # before Celery is imported, as each tracer asks fo
 from celery import Celery, chord, current_task, signals  # noqa: E402
 
 from celery_idempotent import IdempotentTask, Policy, current_attempt  # noqa: E402
+from celery_idempotent.beat import SchedulerMixin  # noqa: E402
 from celery_idempotent.integration.headers import TICK_HEADER  # noqa: E402
 from celery_idempotent.signals import conflicted, replayed  # noqa: E402
 from tests.support.ledger import Ledger, Row  # noqa: E402
 
 app = Celery("traced", broker=f"{REDIS}/7", backend=f"{REDIS}/7", set_as_current=True)
 app.conf.update(
-    beat_schedule={
-        "report": {
-            "task": os.environ.get("TRACED_TICKS", "report"),
-            "schedule": float(os.environ.get("TRACED_EVERY", 1)),
-        }
-    },
+    beat_schedule={"report": {"task": os.environ.get("TRACED_TICKS", "report"), "schedule": 1.0}},
     broker_connection_retry_on_startup=True,
     idempotency_store=f"{REDIS}/8",
+    redbeat_lock_key=None,
+    redbeat_redis_url=f"{REDIS}/6",
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
 )
 ledger = Ledger(f"{REDIS}/7")
-GUARDED: dict[str, Any] = {
-    "base": IdempotentTask,
-    "bind": True,
-    "idempotent": Policy(lease=5, backoff=0.1),
-}
+GUARDED: dict[str, Any] = {"base": IdempotentTask, "bind": True, "idempotent": Policy(lease=5, backoff=0.1)}
 
 
-def note(kind: str, key: str, task_id: str = "", **details: Any) -> str:
+def note(kind: str, key: str, **details: Any) -> str:
     """Write down what happened; the key."""
-    row = Row(kind=kind, key=key, task_id=task_id, worker="", pid=os.getpid(), at=time.time(), details=details)
-    ledger.append(row)
+    ledger.append(Row(kind=kind, key=key, task_id="", worker="", pid=os.getpid(), at=time.time(), details=details))
     return key
 
 
@@ -161,7 +154,7 @@ def die(self: Any, order: str) -> int:
 @app.task(**GUARDED, name="report")
 def report(self: Any) -> None:
     """Write down which tick it is."""
-    note("tick", self.request.headers[TICK_HEADER].partition("@")[2])
+    note("tick", self.request.headers[TICK_HEADER].partition("@")[2], beat=self.request.origin)
 
 
 @app.task(**GUARDED, name="report_of_celery")
@@ -173,7 +166,7 @@ def report_of_celery(self: Any) -> None:
 @signals.after_task_publish.connect(weak=False)
 def sent(sender: str, headers: Any, **_: Any) -> None:
     """Write down what the tracer has made of the headers."""
-    note("sent", sender, headers["id"], names=sorted(headers), nested=sorted(headers.get("headers") or {}))
+    note("sent", sender, nested=bool(headers.get("headers")))
 
 
 @conflicted.connect(weak=False)
@@ -184,27 +177,51 @@ def met(sender: Any, **_: Any) -> None:
 
 @replayed.connect(weak=False)
 def answered(sender: Any, waited: float | None, **_: Any) -> None:
-    """Write down that a delivery was answered, and whether it knows that it had to wait."""
-    note("replayed", sender.name, current_task.request.id, waited=waited is not None)
+    """Write down that a delivery was answered, who published it, and whether it knows that it had to wait."""
+    note("replayed", sender.name, waited=waited is not None, beat=current_task.request.origin)
+
+
+def __getattr__(name: str) -> Any:
+    """The schedulers of others: what they import is there only where they are installed."""
+    if name == "RedBeatScheduler":
+        from redbeat.schedulers import RedBeatScheduler
+
+        return type(name, (SchedulerMixin, RedBeatScheduler), {})
+    if name != "DjangoScheduler":
+        raise AttributeError(name)
+    import django
+    from django.conf import settings
+    from django.core.management import call_command
+
+    file = f"{os.environ['TRACED_FOLDER']}/beats.sqlite3"
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": {"timeout": 30}}
+    apps = ["django.contrib.contenttypes", "django_celery_beat"]
+    settings.configure(DATABASES={"default": database}, INSTALLED_APPS=apps, USE_TZ=True)
+    django.setup()
+    call_command("migrate", verbosity=0)
+    from django_celery_beat.schedulers import DatabaseScheduler
+
+    return type(name, (SchedulerMixin, DatabaseScheduler), {})
 
 
 def publish() -> None:
     """Each call beside its twin, which has the same arguments; the answers go to the ledger."""
+
+    def got(*results: Any) -> list[Any]:
+        return [each.get(timeout=60) for each in results]
+
     by_name = [app.send_task("pay", ("o-1",), headers={"idempotency_key": key}) for key in "ab"]
     by_hand = [pay.apply_async(("o-1",), idempotency_key=key) for key in "abc"]
     together = chord([pay.s("o-1").set(idempotency_key=key) for key in "cde"], total.s())()
-    note("paid", "o-1", answers=[each.get(timeout=60) for each in (*by_name, *by_hand, together)])
-
-    note("fulfilled", "o-2", answers=[fulfil.delay("o-2").get(timeout=60)])
+    paid, fulfilled = got(*by_name, *by_hand, together), got(fulfil.delay("o-2"))
 
     first = deliver_late.apply_async(("o-3",), idempotency_key="f")
     ledger.wait_for("begin", key="o-3")
     second = deliver_late.apply_async(("o-3",), idempotency_key="f")
     ledger.wait_for("conflicted", 2, "deliver_late")
     ledger.open("late")
-    note("late", "o-3", answers=[each.get(timeout=60) for each in (first, second)])
-
-    note("survived", "o-4", answers=[die.apply_async(("o-4",), idempotency_key="g").get(timeout=60)])
+    late, survived = got(first, second), got(die.apply_async(("o-4",), idempotency_key="g"))
+    note("answers", "", paid=paid, fulfilled=fulfilled, late=late, survived=survived)
 
 
 if __name__ == "__main__":

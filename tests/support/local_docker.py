@@ -21,8 +21,8 @@ import tarfile
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
 
 from tests.support.waiting import wait_until
@@ -57,13 +57,11 @@ def free_port() -> int:
             return port
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """How a container's command runs as a process."""
 
     argv: Callable[[list[str], int, str], list[str]]
     ready_prompt: bytes
-    environment: Callable[[int], dict[str, str]] = lambda port: {}
 
 
 def _redis_argv(argv: list[str], port: int, container_id: str) -> list[str]:
@@ -77,18 +75,9 @@ def _python_argv(argv: list[str], port: int, container_id: str) -> list[str]:
     return [sys.executable, "-m", *(word.replace("%h", container_id[:12]) for word in argv)]
 
 
-def _aws_environment(port: int) -> dict[str, str]:
-    return {
-        "BIND_HOST": "127.0.0.1",
-        "GATEWAY_PORT": str(port),
-        "PERSIST_STATE": "0",
-        "DOCKER_HOST": "unix:///nonexistent",  # where Docker exists, it would look for old containers of its own
-    }
-
-
 PROGRAMS = {
     "celery": Program(_python_argv, b"ready."),
-    "ministack": Program(_python_argv, b"Running on http", _aws_environment),
+    "ministack": Program(_python_argv, b"Running on http"),
     "redis-server": Program(_redis_argv, b"Ready to accept connections"),
 }
 
@@ -107,9 +96,9 @@ class LocalContainer:
         self,
         client: LocalDockerClient,
         command: list[str],
-        environment: Mapping[str, str] | None = None,
-        ports: Iterable[str] | None = None,
-        volumes: Mapping[str, Mapping[str, str]] | None = None,
+        environment: Mapping[str, str],
+        ports: Iterable[str],
+        volumes: Mapping[str, Mapping[str, str]],
     ) -> None:
         self.id = uuid.uuid4().hex
         self.name = f"local-{self.id[:12]}"
@@ -120,16 +109,13 @@ class LocalContainer:
         self._directory = client.new_directory(self.name)
         self._log = self._directory / "log"
         self._paused = False
-        mounts = {mount["bind"]: client.volumes.paths[name] for name, mount in (volumes or {}).items()}
+        mounts = {mount["bind"]: client.volume_paths[name] for name, mount in volumes.items()}
         self._cwd = next(iter(mounts.values()), self._directory)
-        self._environment = self._process_environment(environment or {}, mounts)
+        self._environment = self._process_environment(environment, mounts)
         self.attrs: dict[str, Any] = {
             "Config": {"Hostname": f"127.0.0.1:{self._port}" if ports else self.id[:12]},
             "HostConfig": {"PortBindings": {}},
-            "NetworkSettings": {
-                "Networks": {},
-                "Ports": {port: [{"HostPort": str(self._port)}] for port in ports or ()},
-            },
+            "NetworkSettings": {"Networks": {}, "Ports": {port: [{"HostPort": str(self._port)}] for port in ports}},
         }
 
     def _process_environment(self, container: Mapping[str, str], mounts: Mapping[str, Path]) -> dict[str, str]:
@@ -140,7 +126,11 @@ class LocalContainer:
         return {
             **os.environ,
             **mounted,
-            **self._program.environment(self._port),
+            # MiniStack's: where Docker exists, it would look for old containers of its own.
+            "BIND_HOST": "127.0.0.1",
+            "GATEWAY_PORT": str(self._port),
+            "PERSIST_STATE": "0",
+            "DOCKER_HOST": "unix:///nonexistent",
             "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
             # A worker that is killed leaves its multiprocessing folders behind; they go with this directory.
             "TMPDIR": str(temporary),
@@ -157,14 +147,9 @@ class LocalContainer:
         """Start the process and wait until it says that it is ready; if it fails, its log tells why."""
         already_logged = len(self.logs())
         with self._log.open("ab") as log:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
             self._process = subprocess.Popen(
-                self._argv,
-                cwd=self._cwd,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                self._argv, cwd=self._cwd, env=self._environment, start_new_session=True, **streams
             )
         self._client.tell_reaper("started", self._process.pid)
         wait_until(
@@ -245,89 +230,42 @@ def _signal_number(name: str | int) -> signal.Signals:
     return signal.Signals[name] if isinstance(name, str) else signal.Signals(name)
 
 
-@dataclass(frozen=True)
-class Image:
-    """An image has nothing but a name: the installed packages are its content."""
+class LocalDockerClient:
+    """The root object, in place of `docker.from_env()`.
 
-    id: str
+    An image has nothing but a name, the network is the loopback interface, and a volume is a directory.
+    """
 
+    def __init__(self) -> None:
+        self._root = Path(tempfile.mkdtemp(prefix="local-docker-"))
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-c", REAPER, str(self._root)], stdin=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.volume_paths: dict[str, Path] = {}
+        self.images = SimpleNamespace(build=lambda tag="scratch", **options: (SimpleNamespace(id=tag), []))
+        self.networks = SimpleNamespace(create=self._create_network)
+        self.volumes = SimpleNamespace(create=self._create_volume)
+        self.containers = SimpleNamespace(create=self._volume_writer, run=self._run)
 
-class Images:
-    """`client.images`."""
+    def _create_network(self, name: str, **options: Any) -> SimpleNamespace:
+        attrs = {"IPAM": {"Config": [{"Gateway": "127.0.0.1"}]}}
+        return SimpleNamespace(name=name, attrs=attrs, reload=lambda: None, remove=lambda: None)
 
-    def build(self, tag: str = "scratch", **options: Any) -> tuple[Image, list[str]]:
-        return Image(tag), []
+    def _create_volume(self, name: str, **options: Any) -> SimpleNamespace:
+        path = self.volume_paths[name] = self.new_directory(name)
+        return SimpleNamespace(name=name, remove=lambda force=False: shutil.rmtree(path, ignore_errors=True))
 
-
-@dataclass(frozen=True)
-class Network:
-    """The loopback interface: what listens on the gateway is reachable by every container."""
-
-    name: str
-    attrs: Mapping[str, Any]
-
-    def reload(self) -> None:
-        """Nothing can have changed."""
-
-    def remove(self) -> None:
-        """Nothing to remove."""
-
-
-class Networks:
-    """`client.networks`."""
-
-    def create(self, name: str, **options: Any) -> Network:
-        return Network(name, {"IPAM": {"Config": [{"Gateway": "127.0.0.1"}]}})
-
-
-@dataclass(frozen=True)
-class Volume:
-    """A directory."""
-
-    name: str
-    path: Path
-
-    def remove(self, force: bool = False) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-
-
-class Volumes:
-    """`client.volumes`."""
-
-    def __init__(self, client: LocalDockerClient) -> None:
-        self._client = client
-        self.paths: dict[str, Path] = {}
-
-    def create(self, name: str, **options: Any) -> Volume:
-        self.paths[name] = self._client.new_directory(name)
-        return Volume(name, self.paths[name])
-
-
-@dataclass(frozen=True)
-class VolumeWriter:
-    """The never started container through which pytest-docker-tools fills a volume."""
-
-    path: Path
-
-    def put_archive(self, path: str, data: IO[bytes]) -> None:
-        with tarfile.open(fileobj=data) as archive:
-            archive.extractall(self.path, filter="data")
-
-    def remove(self, force: bool = False) -> None:
-        """It owns nothing."""
-
-
-class Containers:
-    """`client.containers`."""
-
-    def __init__(self, client: LocalDockerClient) -> None:
-        self._client = client
-
-    def create(self, image: str, volumes: Mapping[str, Mapping[str, str]]) -> VolumeWriter:
+    def _volume_writer(self, image: str, volumes: Mapping[str, Mapping[str, str]]) -> SimpleNamespace:
+        """The never started container through which pytest-docker-tools fills a volume."""
         (name,) = volumes
-        return VolumeWriter(self._client.volumes.paths[name])
 
-    def run(
+        def put_archive(path: str, data: IO[bytes]) -> None:
+            with tarfile.open(fileobj=data) as archive:
+                archive.extractall(self.volume_paths[name], filter="data")
+
+        return SimpleNamespace(put_archive=put_archive, remove=lambda force=False: None)
+
+    def _run(
         self,
         image: str,
         command: list[str],
@@ -336,30 +274,13 @@ class Containers:
         volumes: Mapping[str, Mapping[str, str]] | None = None,
         **options: Any,
     ) -> LocalContainer:
-        container = LocalContainer(self._client, command, environment, ports, volumes)
+        container = LocalContainer(self, command, environment or {}, ports or (), volumes or {})
         try:
             container.start()
         except Exception:
             container.remove()
             raise
         return container
-
-
-class LocalDockerClient:
-    """The root object, in place of `docker.from_env()`."""
-
-    def __init__(self) -> None:
-        self._root = Path(tempfile.mkdtemp(prefix="local-docker-"))
-        self._reaper = subprocess.Popen(
-            [sys.executable, "-c", REAPER, str(self._root)],
-            stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.images = Images()
-        self.networks = Networks()
-        self.volumes = Volumes(self)
-        self.containers = Containers(self)
 
     def new_directory(self, name: str) -> Path:
         """An empty directory that is deleted with the client."""
