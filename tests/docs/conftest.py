@@ -8,17 +8,14 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _unchanged_loggers() -> Iterator[None]:
-    """Documents configure the log as a reader does, and the next test reads the library's.
-
-    A configuration changes more than the logger that it names: it may disable all others, and set the least level.
-    """
-    names = [each for each in logging.root.manager.loggerDict if each.startswith("celery_idempotent")]
-    before = {each: vars(logging.getLogger(each)).copy() for each in {"celery_idempotent", *names}}
-    handlers, least = list(logging.getLogger("celery_idempotent").handlers), logging.root.manager.disable
+    """A page configures the log as a reader does, which may disable all other loggers and set the least level."""
+    ours = ["celery_idempotent", *(each for each in logging.root.manager.loggerDict if "celery_idempotent." in each)]
+    before = {
+        each: (each.disabled, each.propagate, each.level, [*each.handlers]) for each in map(logging.getLogger, ours)
+    }
+    least = logging.root.manager.disable
     yield
-    for name, was in before.items():
-        logger = logging.getLogger(name)
-        logger.disabled, logger.propagate = was["disabled"], was["propagate"]
-        logger.setLevel(was["level"])
-    logging.getLogger("celery_idempotent").handlers[:] = handlers
+    for logger, (disabled, propagate, level, handlers) in before.items():
+        logger.disabled, logger.propagate, logger.handlers = disabled, propagate, handlers
+        logger.setLevel(level)
     logging.disable(least)

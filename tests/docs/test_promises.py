@@ -259,7 +259,7 @@ def relaying(request: pytest.FixtureRequest) -> Scene:
     return scene
 
 
-def notifying(request: pytest.FixtureRequest, column: str, receiver: str) -> Scene:
+def notifying(column: str, receiver: str, request: pytest.FixtureRequest) -> Scene:
     lines = {"sms": partial(Line, point="text call"), "hook": partial(Line, point="webhook call")}
     return Scene("at-most-once", "notify", "o-1", **lines).counting(column, receiver)
 
@@ -371,91 +371,72 @@ def of_step(step: str, *before: str) -> list[tuple[Act, ...]]:
     ]
 
 
-DIES, COMES, RELAYS = "the worker dies ...", "the next attempt comes ...", "the relay dies ..."
+CHARGE: list[tuple[Act, ...]] = [
+    (dies("after claim"),),
+    (dies("before call"),),
+    arrives("call", "after call", "after end charge", "after COMPLETED"),
+    (dies("after call"), *arrives("call", "before call")),
+    (dies("before end charge"),),
+    (dies("after end charge", "call"), dies("before COMPLETED", "call")),
+    (dies("after COMPLETED", "call"), nothing),
+    (stalls("before call"), stalls("after call"), stalls("before COMPLETED")),
+]
 WINDOW = [(dies(when, hours_later=hours),) for hours in (23, 24) for when in ("before call", "after call")]
-WITHIN = ("after transaction", "after message in the transaction")
-late = partial(arrives, refused=PermissionError)
-
-TABLES: list[tuple[str, str, Callable[[pytest.FixtureRequest], Scene], list[tuple[Act, ...]]]] = [
-    (
-        *("payment-api", DIES, paying),
-        [
-            (dies("after claim"),),
-            (dies("before call"),),
-            arrives("call", "after call", "after end charge", "after COMPLETED"),
-            (dies("after call"), *arrives("call", "before call")),
-            (dies("before end charge"),),
-            (dies("after end charge", "call"), dies("before COMPLETED", "call")),
-            (dies("after COMPLETED", "call"), nothing),
-            (stalls("before call"), stalls("after call"), stalls("before COMPLETED")),
-        ],
+LOST_THRICE = ["after commit", "after commit", "before commit"]
+COMMIT: list[tuple[Act, ...]] = [
+    (dies("after claim"), dies("before commit")),
+    (dies("after commit", "commit"), *arrives("commit", "before claim")),
+    arrives("commit", "after claim", "before commit", "after commit"),
+    (nothing,),
+    tuple(
+        gets_no_answer(*at) for at in (["before commit"], ["after commit"], ["after commit"] * 2 + ["before commit"])
     ),
+    (stalls("after claim"), stalls("before commit")),
+]
+WITHIN = ("before record in the transaction", "after message in the transaction")
+TRANSACTION: list[tuple[Act, ...]] = [
+    tuple(map(dies, (*WITHIN, "after transaction", "after record in the transaction"))),
+    (dies("before commit"),),
+    (dies("after commit"),),
+    (nothing,),
+    tuple(map(stalls, (*WITHIN, "before transaction"))),
+    (gets_no_answer("after commit"), is_undone),
+]
+late = partial(arrives, refused=PermissionError)
+FENCED: list[tuple[Act, ...]] = [
+    (dies("after claim"), dies("before fence")),
+    arrives("fence", "after fence", "before act", "after act"),
+    (dies("after fence"), dies("after probe"), dies("before act")),
+    arrives("act", "before fence", "after claim"),
+    late("act", "after fence", "after probe", "after act", "after COMPLETED"),
+    (dies("after act"), dies("before end index")),
+    (dies("after end index", "fence", "probe", "act"),),
+    (stalls("after probe"), stalls("before act")),
+]
+RECEIPT: list[tuple[Act, ...]] = [
+    (dies("after end charge"), dies("before publish")),
+    (dies("after publish"), dies("before end receipt")),
+    (dies("after end receipt", "call", "publish"), dies("after COMPLETED", "call", "publish")),
+    (stalls("after publish"),),
+]
+RELAY: list[tuple[Act, ...]] = [
+    (dies("after take"), dies("before publish")),
+    (dies("after publish"), dies("before forget")),
+    (dies("after forget"),),
+]
+
+DIES, COMES, RELAYS = "the worker dies ...", "the next attempt comes ...", "the relay dies ..."
+TABLES: list[tuple[str, str, Callable[[pytest.FixtureRequest], Scene], list[tuple[Act, ...]]]] = [
+    ("payment-api", DIES, paying, CHARGE),
     ("payment-api", COMES, partial(paying, column=RERUN), WINDOW),
     ("payment-api", COMES, partial(paying, column=REFUSE), WINDOW),
-    (
-        *("dynamodb-commit", DIES, reserving),
-        [
-            (dies("after claim"), dies("before commit")),
-            (dies("after commit", "commit"), *arrives("commit", "before claim")),
-            arrives("commit", "after claim", "before commit", "after commit"),
-            (nothing,),
-            (
-                gets_no_answer("before commit"),
-                gets_no_answer("after commit"),
-                gets_no_answer("after commit", "after commit", "before commit"),
-            ),
-            (stalls("after claim"), stalls("before commit")),
-        ],
-    ),
-    (
-        *("sql-transaction", DIES, booking),
-        [
-            (*map(dies, WITHIN), dies("before record in the transaction"), dies("after record in the transaction")),
-            (dies("before commit"),),
-            (dies("after commit"),),
-            (nothing,),
-            (*map(stalls, ("before transaction", WITHIN[1], "before record in the transaction")),),
-            (gets_no_answer("after commit"), is_undone),
-        ],
-    ),
-    (
-        *("fenced-resource", DIES, publishing),
-        [
-            (dies("after claim"), dies("before fence")),
-            arrives("fence", "after fence", "before act", "after act"),
-            (dies("after fence"), dies("after probe"), dies("before act")),
-            arrives("act", "before fence", "after claim"),
-            late("act", "after fence", "after probe", "after act", "after COMPLETED"),
-            (dies("after act"), dies("before end index")),
-            (dies("after end index", "fence", "probe", "act"),),
-            (stalls("after probe"), stalls("before act")),
-        ],
-    ),
-    (
-        *("follow-up-task", DIES, following),
-        [
-            (dies("after end charge"), dies("before publish")),
-            (dies("after publish"), dies("before end receipt")),
-            (dies("after end receipt", "call", "publish"), dies("after COMPLETED", "call", "publish")),
-            (stalls("after publish"),),
-        ],
-    ),
-    (
-        *("follow-up-task", RELAYS, relaying),
-        [
-            (dies("after take"), dies("before publish")),
-            (dies("after publish"), dies("before forget")),
-            (dies("after forget"),),
-        ],
-    ),
-    (
-        *("at-most-once", DIES, partial(notifying, column="texts", receiver="sms")),
-        of_step("text", "after claim", "before begin text"),
-    ),
-    (
-        *("at-most-once", DIES, partial(notifying, column="posts", receiver="hook")),
-        of_step("webhook", "after end text"),
-    ),
+    ("dynamodb-commit", DIES, reserving, COMMIT),
+    ("sql-transaction", DIES, booking, TRANSACTION),
+    ("fenced-resource", DIES, publishing, FENCED),
+    ("follow-up-task", DIES, following, RECEIPT),
+    ("follow-up-task", RELAYS, relaying, RELAY),
+    ("at-most-once", DIES, partial(notifying, "texts", "sms"), of_step("text", "after claim", "before begin text")),
+    ("at-most-once", DIES, partial(notifying, "posts", "hook"), of_step("webhook", "after end text")),
 ]
 """A page, a table on it, its scene, and by row one or more acts that the row speaks of."""
 

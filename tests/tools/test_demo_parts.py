@@ -138,26 +138,16 @@ def test_a_demonstration_that_could_not_fail_proves_nothing() -> None:
     assert (gaps(kills=4), gaps(store_kills=1)) == (2, 2)
 
 
-BEFORE, AFTER = ["1 delivery", "1 kill before"], ["1 delivery", "1 effect", "1 kill after"]
-OVER = ["2 delivery", "2 taken_over"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "told"),
-    [
-        (BEFORE, "charge 0007   1 killed right before its effect"),
-        ([*AFTER, *OVER, "2 recognised", "2 returned"], "2 took over; the bank knew its key: charged once"),
-        ([*BEFORE, *OVER, "2 effect", "3 delivery", "3 replayed", "3 returned", "2 returned"], "over: charged once"),
-        ([*AFTER, "2 delivery", "2 effect", "2 returned"], "2 ran it again: charged 2 times"),
-    ],
-)
-def test_a_kill_is_told_to_its_end(rows: list[str], told: str) -> None:
+def test_a_kill_is_told_to_its_end() -> None:
     """Who was killed, who took over, and what became of it; a copy that is replayed meanwhile does not end the tale."""
+    told = ["1 delivery", "1 kill before", "2 delivery", "2 taken_over", "2 effect"]
+    told += ["3 delivery", "3 replayed", "3 returned", "2 returned"]
     story, lines = Story(), []
-    for second, (pid, what, *point) in enumerate((each.split() for each in rows), 100):
+    for second, (pid, what, *point) in enumerate((each.split() for each in told), 100):
         row = Row(what=what, task=CHARGE, order=ORDER, point="".join(point), pid=int(pid), time=float(second))
         lines += filter(None, [story.hear(row)])
-    assert lines[-1].endswith(told)
+    assert lines[0].endswith("charge 0007   1 killed right before its effect")
+    assert lines[-1].endswith("2 took over: charged once")
 
 
 OURS = dict.fromkeys(("celery", "click", "kombu", "rich"), "install_requires")

@@ -34,16 +34,12 @@ with temporary_folder() as folder:
 """
 
 
-def test_taken_port_is_told_with_who_has_it() -> None:
-    """The process, as a second example on one machine would meet the first."""
+def test_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Who has its port, or which package or program is absent, before anything is started."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(RuntimeError, match=rf"port {port} is taken by process {os.getpid()} "):
             EmbeddedAws(port).__enter__()
-
-
-def test_what_is_absent_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A package or a program, with its remedy, before anything is started that could not be stopped."""
     monkeypatch.setattr("lab.embedded.mariadb.PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(click.ClickException, match="apt-get install mariadb-server"):
@@ -53,16 +49,14 @@ def test_what_is_absent_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         EmbeddedPostgres().__enter__()
 
 
-class _Echo(BaseRequestHandler):
-    """As a socket that has been connected to itself, which happens at a free port of this machine."""
-
-    def handle(self) -> None:
-        self.request.sendall(self.request.recv(65536))
-
-
 def test_rabbitmq_is_not_ready_while_something_else_answers() -> None:
-    """It is asked again; to take the answer for an error would end the start."""
-    with TCPServer(("127.0.0.1", 0), _Echo) as other:
+    """As a socket that is connected to itself, which happens at a free port: an error would end the start."""
+
+    class Echo(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(self.request.recv(65536))
+
+    with TCPServer(("127.0.0.1", 0), Echo) as other:
         answering = threading.Thread(target=other.handle_request)
         answering.start()
         assert not EmbeddedRabbitMQ(other.server_address[1] - 1).is_ready()
