@@ -202,32 +202,23 @@ def test_claim_that_nobody_can_renew_is_an_outage(scene: Scene, on_outage: str, 
 )
 def test_lease_ends_with_its_process(scene: Scene, ends_after: int, rests: list[int]) -> None:
     """Neither a renewal nor a step extends it beyond that, nor shortens what the claim was granted for."""
-    scene.until = scene.clock.monotonic() + ends_after
+    scene.until, seen = scene.clock.monotonic() + ends_after, list[int]()
 
-    def body(attempt: Any) -> list[int]:
+    def body(attempt: Any) -> None:
         rests = []
         for passed in (20, 20, 45) if ends_after == 90 else (0, 20, 20):
             scene.clock.advance(passed * 1000)
             attempt.renew()
             rests.append(left(scene))
         attempt.begin_step("sms")
-        return [*rests, left(scene)]
-
-    assert scene.run(body, lease=60).value == rests
-
-
-def test_lease_is_known_to_end_with_its_process(scene: Scene) -> None:
-    """By the local clock, too, it ends then, and the store is asked."""
-    scene.until = scene.clock.monotonic() + 70
-
-    def body(attempt: Any) -> None:
-        scene.clock.advance(20_000)
-        attempt.renew()
-        scene.steal(after=52_000)
+        rests.append(left(scene))
+        # By the local clock it ends then, and the store is asked.
+        scene.steal(after=rests[-1] + 1_001)
         with pytest.raises(LeaseLost):
             attempt.ensure_owned()
+        seen.extend(rests)
 
-    assert scene.run(body, lease=60) == Outcome("theirs")
+    assert (scene.run(body, lease=60), seen) == (Outcome("theirs"), rests)
 
 
 @pytest.mark.parametrize("moment", ["renewal", "begin"])

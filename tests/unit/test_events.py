@@ -69,45 +69,39 @@ def test_record_that_a_scan_passes_over_is_told(told: Told) -> None:
     assert (name, about["sender"], about["key"], about["task_id"]) == ("record_unreadable", None, "k", None)
 
 
-class Waits:
-    """A shop whose first delivery gets no answer, and the clock of its workers, in seconds."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.now, self.shop = 1_800_000_000.0, Shop(Policy("order_id"))
-        ours = SimpleNamespace(time=lambda: self.now, sleep=lambda seconds: None)
-        patch.setattr(postpone, "time", ours)
-        patch.setattr(events, "time", ours)
-        self.shop.store.faults.extend(["request lost"] * 2)
-        self.shop.deliver("o")
-
-    def come_back(self, after: float = 10, *faults: Fault) -> None:
-        """The message comes back, so many seconds later."""
-        self.now += after
-        self.shop.store.faults.extend(faults)
-        self.shop.redeliver()
-
-
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
-    return Waits(monkeypatch)
+def waits(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A shop whose first delivery gets no answer, and whose message comes back when a test says, by its clock."""
+    shop, clock = Shop(Policy("order_id")), SimpleNamespace(now=1_800_000_000.0)
+    for module in (postpone, events):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: clock.now, sleep=lambda seconds: None))
+    shop.store.faults.extend(["request lost"] * 2)
+    shop.deliver("o")
+
+    def come_back(after: float = 10, *faults: Fault) -> None:
+        clock.now += after
+        shop.store.faults.extend(faults)
+        shop.redeliver()
+
+    return SimpleNamespace(shop=shop, clock=clock, come_back=come_back)
 
 
 def _waited(told: Told) -> list[tuple[str, float | None]]:
     return [(name, about["waited"]) for name, about in told if name != "store_unavailable"]
 
 
-def test_delivery_tells_how_long_it_waited_over_all_its_postponements(told: Told, waits: Waits) -> None:
+def test_delivery_tells_how_long_it_waited_over_all_its_postponements(told: Told, waits: Any) -> None:
     """From the first of them, until it may run or is answered; one that comes at once has not waited."""
     waits.come_back(10, "request lost", "request lost")
     (message,) = waits.shop.published()
     for seconds in (10, -100):  # the second time by another worker's clock, which is behind
-        waits.now += seconds
+        waits.clock.now += seconds
         redeliver(waits.shop.app, message)
     waits.shop.deliver("o")
     assert _waited(told) == [("claimed", 20.0), ("completed", None), ("replayed", 0.0), ("replayed", None)]
 
 
-def test_retry_of_a_body_has_not_waited_and_doubt_at_its_end_has_waited_once(told: Told, waits: Waits) -> None:
+def test_retry_of_a_body_has_not_waited_and_doubt_at_its_end_has_waited_once(told: Told, waits: Any) -> None:
     """What its message waits for is what the body asked for; an end is not told of what its claim has told."""
 
     def retrying(*_: object) -> None:

@@ -92,9 +92,8 @@ def test_completion_under_way_when_its_process_died_counts(scene: Scene) -> None
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "_LAST_WRITE", 0.01)
-    monkeypatch.setattr(recovery, "_LOOK", 0.01)
-    monkeypatch.setattr(recovery, "_PATIENCE", 1.0)
+    for module, name, seconds in ((claims, "_LAST_WRITE", 0.01), (recovery, "_LOOK", 0.01), (recovery, "_PATIENCE", 1)):
+        monkeypatch.setattr(module, name, seconds)
 
 
 @pytest.fixture
