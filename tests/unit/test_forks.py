@@ -31,10 +31,7 @@ class _Met(PerProcess[_T]):
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_threads_that_come_at_once_take_one_value(alone: bool) -> None:
-    """All have found nothing. One makes it, while nobody forks, and the others look again; or all make one.
-
-    A maker that waits for a server keeps nobody back, nor a fork; still they take the first value that there is.
-    """
+    """One makes it, while nobody forks; or all do, as a maker that waits for a server keeps nobody back, nor a fork."""
     made: list[tuple[object, bool]] = []
     all_make, asking = threading.Barrier(1 if alone else 4), threading.Lock()
 

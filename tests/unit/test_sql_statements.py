@@ -102,10 +102,7 @@ def test_row_that_cannot_be_read_is_refused() -> None:
 
 @pytest.mark.parametrize("expected", [None, "revision"])
 def test_answer_from_before_the_race_is_asked_again(expected: str | None) -> None:
-    """A loser that is shown what it expected was shown the past: had it been there, the swap would have won.
-
-    Reads from a replica would loop for ever; nothing where a revision was expected can be so, and is the answer.
-    """
+    """A loser that is shown what it expected was shown the past, as by a replica, which is not asked for ever."""
     past = replace(a_record(), revision="revision") if expected else None
     winner, new, statements = a_record(), a_record(), Statements(records, "postgresql", "s")
     asked, execute = database(lost(past), lost(past), lost(winner))
@@ -255,10 +252,7 @@ def test_write_in_a_transaction_of_the_callers_is_sent_once_and_on_its_connectio
 
 @pytest.mark.parametrize("dialect", ["mysql", "mariadb"])
 def test_what_mysql_would_hang_up_at_is_not_sent(dialect: str) -> None:
-    """It would look like a lost connection, after which the record may be written; so it is certain that it is not.
-
-    Each connection is asked once: a pooler, or a changed setting, gives the next one another limit.
-    """
+    """It would look like a lost connection, after which the record may be written. Each connection is asked once."""
     small, large = a_record(), replace(a_record(), result="x" * 10_000)
     store, link = Scripted(greeting(10_000), Reply([], 1), dialect=dialect), Link()
     with pytest.raises(RecordTooLarge, match="10000 bytes"):
