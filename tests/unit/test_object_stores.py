@@ -104,24 +104,23 @@ def test_folder_keeps_what_it_is_given(tmp_path: Path) -> None:
         objects.delete("shop/a/b")
     with pytest.raises(ObjectMissing, match="shop/a/b"):
         objects.get("shop/a/b")
+    shop = _shop(f"file://{tmp_path}?over=100")
+    assert [shop.deliver("o").value for _ in range(2)] == [LARGE] * 2
+    assert len([each for each in tmp_path.rglob("*") if each.is_file()]) == len(shop.runs) == 1
 
 
-def test_nothing_unfinished_stays_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that fails half-way leaves no file under the name, nor beside it."""
-    monkeypatch.setattr(os, "fsync", raising(OSError(28, "No space left on device")))
-    with pytest.raises(StoreUnavailable, match="No space left") as told:
-        FolderObjects(tmp_path).put("a/b", b"data")
-    assert type(told.value) is StoreUnavailable
-    assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
-
-
-def test_what_a_put_has_written_outlives_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file, its name in its folder, and the folder's own name."""
+def test_put_is_whole_and_outlives_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file, its name in its folder, and the folder's own name; one that fails half-way leaves no file."""
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
     FolderObjects(tmp_path).put("a/b", b"data")
     assert synced[0].name.startswith(".")
     assert synced[1:] == [tmp_path / "a", tmp_path]
+    monkeypatch.setattr(os, "fsync", raising(OSError(28, "No space left on device")))
+    with pytest.raises(StoreUnavailable, match="No space left") as told:
+        FolderObjects(tmp_path).put("c/d", b"data")
+    assert type(told.value) is StoreUnavailable
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [tmp_path / "a/b"]
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "", "/etc/hostname", "a\0b"])
@@ -157,14 +156,6 @@ def _shop(setting: Any, **policy: Any) -> Shop:
     shop = Shop(Policy("order_id", **policy), idempotency_large_results=setting)
     shop.does = lambda order_id, cents: LARGE
     return shop
-
-
-def test_duplicates_get_what_is_in_the_folder(tmp_path: Path) -> None:
-    """Through Celery, end to end."""
-    shop = _shop(f"file://{tmp_path}?over=100")
-    assert [shop.deliver("o").value for _ in range(2)] == [LARGE] * 2
-    assert shop.runs == ["o"]
-    assert len([each for each in tmp_path.rglob("*") if each.is_file()]) == 1
 
 
 def test_what_cannot_be_opened_or_written_stops_a_worker() -> None:

@@ -211,7 +211,6 @@ class Queue:
         self.deleted: list[str] = []
         self.given_back: list[str] = []
         self.fails: Exception | None = None
-        self.names: list[str] = []
 
     def put(self, *bodies: str, group: str = "") -> None:
         for body in bodies:
@@ -223,7 +222,6 @@ class Queue:
         self.put(*(a_notification({"order_id": f"o-{each}"}) for each in range(number)))
 
     def get_queue_url(self, QueueName: str) -> dict[str, str]:  # noqa: N803
-        self.names.append(QueueName)
         return {"QueueUrl": f"https://sqs.eu-west-1.amazonaws.com/1/{QueueName}"}
 
     def receive_message(self, **options: Any) -> dict[str, Any]:
@@ -295,17 +293,6 @@ def publishing(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Publishing:
 
 
 away = raising(OperationalError("connection refused"))
-
-
-def test_queue_is_asked_by_its_url(consumer: Consumer, queue: Queue) -> None:
-    """Which a name is turned into once, and a URL is already."""
-    by_name, by_url = consumer(), consumer(queue=URL)
-    for each in (by_name, by_name, by_url):
-        each.look()
-
-    assert queue.names == ["orders"]
-    asked = {(each["QueueUrl"], each["VisibilityTimeout"], each["WaitTimeSeconds"]) for each in queue.asked}
-    assert asked == {(URL, 60, 10)}
 
 
 def test_a_fork_waits_for_publishing_and_not_for_a_poll(
@@ -435,7 +422,7 @@ def test_message_that_a_broker_refuses_stays_alone(
 def test_batch_ends_with_its_visibility(
     consumer: Consumer, queue: Queue, publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From then on another consumer may have the rest."""
+    """From then on another consumer may have the rest; the queue is asked by its URL, which a name is turned into."""
     queue.put_orders(2)
     now = [0.0]
     monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: now[0]))
@@ -444,6 +431,8 @@ def test_batch_ends_with_its_visibility(
     consumer().look()
 
     assert (queue.deleted, queue.given_back) == (["m-0"], ["m-1"])
+    ((url, visible),) = [(each["QueueUrl"], each["VisibilityTimeout"]) for each in queue.asked]
+    assert (url, visible) == ("https://sqs.eu-west-1.amazonaws.com/1/orders", 60)
 
 
 def test_it_goes_on_whatever_fails_with_growing_pauses(

@@ -1,6 +1,5 @@
 """``assert_effect_once`` accepts what happens once, reports what does not, and hides nothing."""
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
@@ -228,28 +227,6 @@ def test_delivery_that_does_not_settle_is_given_up(shop: Rehearsals) -> None:
     assert rows(rejecting) == rows(postponing) == {"delivered once": 0}
     assert postponing.count("postponed") == 50
     assert ", ignored" in shop.report(policy=Policy("to", on_conflict="skip"))
-
-
-def test_deliveries_at_once_overlap(shop: Rehearsals) -> None:
-    """Unprotected, both are in the body at the same time; protected, the second comes while the first is in it."""
-    inside, most, scenarios = list[int](), list[int](), list[None]()
-    meeting = threading.Barrier(2, timeout=30)
-
-    def run(task: Any, to: str) -> None:
-        inside.append(threading.get_ident())
-        most.append(len(set(inside)))
-        if len(scenarios) == 3:  # as the body begins
-            meeting.wait()
-        inside.remove(threading.get_ident())
-        shop.outbox.append(to)
-
-    shop.report(run, base=Task, idempotent=None, reset=lambda: scenarios.append(None))
-    assert max(most) == 2
-    scenarios.clear()
-    most.clear()
-    report = shop.report(run)
-
-    assert (max(most), report.count("None, postponed, None\n") >= 2) == (1, True)
 
 
 def test_every_delivery_gets_its_own_arguments_as_off_the_wire(shop: Rehearsals) -> None:
