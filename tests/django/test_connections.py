@@ -27,7 +27,8 @@ from tests.support.deliveries import an_app, deliver
 from tests.support.processes import complete_in_a_child_after
 from tests.support.waiting import wait_until
 
-on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+MARIADB = pytest.param("mariadb", marks=pytest.mark.nightly)
+on_servers = pytest.mark.parametrize("database", ["postgresql", MARIADB], indirect=True)
 
 
 @pytest.fixture

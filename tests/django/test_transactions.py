@@ -280,7 +280,7 @@ def test_connection_is_given_back(store: DjangoStore, end: str) -> None:
     assert connections[store.alias].get_autocommit()
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("mariadb", marks=pytest.mark.nightly)], indirect=True)
 @pytest.mark.parametrize("in_the_block", [False, True])
 def test_connection_that_is_lost_undoes_all(store: DjangoStore, name: str, in_the_block: bool) -> None:
     """The caller learns that nothing is certain, ``rollback`` never raises, and the next call has a new connection."""

@@ -382,6 +382,7 @@ def test_view_does_not_wait_for_a_slow_count(
         yield from scan(**asked)
 
     monkeypatch.setattr(store, "scan", held)
+    monkeypatch.setattr(pages, "_PATIENCE", 0.1)
     for _ in range(2):
         page = seen(person, "/", lambda page: "2,500 so far" in page.text)
         assert 'http-equiv="refresh"' in page.text
