@@ -1,7 +1,6 @@
 """The rules of how-to/redis.md are enough for whom they are, and none is needless, on a real server."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from re import findall
 from uuid import uuid4
@@ -34,11 +33,8 @@ def works(url: str) -> None:
     store.close()
 
 
-@contextmanager
-def user(server: EmbeddedRedis, rules: str, without: str = "") -> Iterator[str]:
-    given = " ".join(each for each in rules.split() if each != without)
-    with a_user(server, f"-@all {given}") as url:
-        yield url
+def user(server: EmbeddedRedis, rules: str, without: str = "") -> AbstractContextManager[str]:
+    return a_user(server, " ".join(["-@all", *(each for each in rules.split() if each != without)]))
 
 
 def test_permissions_are_enough(redis_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture) -> None:
@@ -65,11 +61,10 @@ def test_no_permission_of_a_worker_is_needless(redis_server: EmbeddedRedis) -> N
 
 def test_permission_to_wait_is_needed_where_it_is_said(redis_server: EmbeddedRedis) -> None:
     """Waiting for replicas takes one more command."""
-    options = "?wait_replicas=1&wait_timeout=0.01"
+    options, record = "?wait_replicas=1&wait_timeout=0.01", a_record()
     with user(redis_server, WORKER) as url, pytest.raises(StoreMisconfigured, match="wait"):
-        open_store(f"{url}{options}").swap(a_record(), None)
+        open_store(f"{url}{options}").swap(record, None)
     with user(redis_server, f"{WORKER} {REPLICAS}") as url:
-        record = a_record()
         open_store(url).swap(record, None)
         assert open_store(f"{url}{options}").swap(a_rival(record), None) == record
 

@@ -85,12 +85,3 @@ def test_line_that_is_down_cuts_old_and_new_connections(line: Line, server: Serv
     with line.down():
         assert (ask(line, CLAIM, on=old), ask(line, CLAIM)) == ([b""], [b""])
     assert (ask(line, CLAIM), server.requests) == ([b"OK"], [CLAIM])
-
-
-def test_either_end_is_cut_off_with_the_other(line: Line, server: Server) -> None:
-    """A killed worker's connection does not stay open, nor one to a server that has gone."""
-    ask(line, b"hello")
-    wait_until(lambda: not line._open, "the connection is gone")
-    server.shutdown()
-    server.server_close()
-    assert ask(line, CLAIM) == [b""]
