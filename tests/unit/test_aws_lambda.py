@@ -208,7 +208,6 @@ def test_operation_in_flight_comes_again(orders: Orders, store: FakeStore, caplo
     """Another invocation has it; when that has ended, its result counts."""
     other, met = Orders(store), list[list[int]]()
     orders.then = lambda order_id: met.append(meanwhile(other))
-
     with caplog.at_level(logging.INFO):
         assert (orders(order(1)), met) == ([], [[0]])
 

@@ -104,32 +104,22 @@ def test_events_name_the_exchange_and_what_was_done(meters: Meters) -> None:
     assert told == {("charge",), ("orders", "process", "aws_sqs", "charge"), ("send", "aws_sqs", "charge"), ()}
 
 
-def test_claims_are_timed_also_where_the_store_fails(shop: Shop, meters: Meters) -> None:
-    """By task, and by the type of the error; replays are claims, too."""
+def test_claims_waits_and_renewals_are_timed_also_where_the_store_fails(shop: Shop, meters: Meters) -> None:
+    """By task, and by the type of the error. Replays are claims, and only a postponed delivery has waited."""
     shop.deliver("o")
     shop.deliver("o")
     shop.store.faults.extend(["request lost"] * 2)
     shop.deliver("o")
     assert meters.counts("claim.duration") == {CHARGE: 2, CHARGE_FAILED: 1}
     assert all(point.sum > 0 for point in meters.points("claim.duration").values())
+    assert meters.counts("wait.duration") == {}
+    shop.redeliver()
+    assert meters.counts("wait.duration") == {CHARGE: 1}
 
-
-def test_renewals_are_timed(meters: Meters) -> None:
-    """Those that fail by themselves."""
     renew = Mock(side_effect=[None, StoreUnavailable("s", "swap", "away")])
     claim: Any = Mock(key="k", task="charge", renew=renew)  # as much of one as a renewal looks at
     assert [heartbeats._is_renewed(claim) for _ in range(2)] == [True, False]
     assert meters.counts("renewal.duration") == {CHARGE: 1, CHARGE_FAILED: 1}
-
-
-def test_wait_of_a_postponed_delivery_is_recorded_once(shop: Shop, meters: Meters) -> None:
-    """And that of no other one."""
-    shop.store.faults.extend(["request lost"] * 2)
-    shop.deliver("o")
-    assert meters.counts("wait.duration") == {}
-    shop.redeliver()
-    shop.deliver("o")
-    assert meters.counts("wait.duration") == {CHARGE: 1}
 
 
 def test_what_is_held_and_waits_is_measured(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:

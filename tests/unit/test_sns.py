@@ -378,23 +378,10 @@ def test_call_keeps_its_group_on_a_broker_of_sqs(
     assert [each.get("MessageGroupId") for each in calls] == [own.get("MessageGroupId"), "own" if own else "g"]
 
 
-def test_nothing_is_taken_while_the_broker_is_away(
-    app: Celery, consumer: Consumer, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each delivery would count on a notification's way to the dead letter queue."""
-    queue.put_orders(1)
-    monkeypatch.setattr(app, "connection_for_write", away)
-
-    with pytest.raises(OperationalError):
-        consumer().look()
-
-    assert queue.asked == []
-
-
 def test_batch_is_given_back_when_the_broker_goes(
     app: Celery, consumer: Consumer, queue: Queue, publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those before are deleted. A broker that has answered is asked again when a call fails, and then before a look."""
+    """Those before are deleted. Then nothing is taken: a delivery counts on its way to the dead letter queue."""
     queue.put_orders(1)
     subject = consumer()
     calls = publishing(lambda options: len(calls) == 2 and away())

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from celery import Celery, beat
 from celery.beat import BeatLazyFunc, SchedulingError
-from celery.schedules import BaseSchedule, crontab
+from celery.schedules import BaseSchedule, crontab, solar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,8 +178,6 @@ def test_beats_agree_while_the_clocks_change(zone: str, spec: dict[str, str], be
 )
 def test_each_event_of_the_sun_is_one_tick(event: str, lat: float, lon: float) -> None:
     """Through a year, also where the sun stays away for weeks, and although no event is found at one moment twice."""
-    from celery.schedules import solar
-
     sun = solar(event, lat, lon, app=_app())
     ticks: list[str | None] = []
     now = datetime(2026, 1, 1, tzinfo=UTC)
