@@ -418,31 +418,24 @@ OUTAGES: dict[str, dict[str, Make]] = {
 
 
 def _purges(
-    *,
     chooses: Callable[[Record, int], bool] = lambda record, now: (record.expires_at or now) * 1000 <= now,
-    at_most: Callable[[int], int] = lambda limit: limit,
     delete: Callable[[Any, Record], object] = lambda s, each: _delete(s, each.key, each.revision),
-    told: Callable[[int, int], int] = lambda deleted, limit: deleted,
 ) -> Make:
     def purge(s: Any, limit: int) -> int:
-        chosen = [each for each in _scan(s) if chooses(each, s.now())][: at_most(limit)]
-        for each in chosen:
-            delete(s, each)
-        return told(len(chosen), limit)
+        chosen = [each for each in _scan(s) if chooses(each, s.now())][:limit]
+        return len([delete(s, each) for each in chosen])
 
     return _wrong(purge=purge)
 
 
 PURGES: dict[str, dict[str, Make]] = {
     "purge_deletes_forgotten_outcomes_only": {
-        "every outcome": _purges(chooses=lambda record, now: record.status in OUTCOMES),
-        "over leases": _purges(chooses=lambda record, now: record.lease_until < now),
-        "seconds for milliseconds": _purges(chooses=lambda record, now: (record.expires_at or now) < now),
-        "boasts": _purges(told=lambda deleted, limit: limit),
+        "every outcome": _purges(lambda record, now: record.status in OUTCOMES),
+        "over leases": _purges(lambda record, now: record.lease_until < now),
+        "seconds for milliseconds": _purges(lambda record, now: (record.expires_at or now) < now),
+        "boasts": _wrong(purge=lambda s, limit: (MemoryStore.purge(s, limit), limit)[1]),
     },
-    "purge_keeps_to_its_limit": {
-        "unlimited": _purges(at_most=lambda limit: 1000),
-    },
+    "purge_keeps_to_its_limit": {"unlimited": _wrong(purge=lambda s, limit: MemoryStore.purge(s, 1000))},
     "purge_lets_claims_win": {
         "checks, then acts": _purges(delete=lambda s, each: _after(0.0002, lambda: s._records.pop(each.key, None))),
     },

@@ -13,6 +13,7 @@ from celery_idempotent.stores import memory, open_store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_completion, a_record
 from tests.support.commands import run
+from tests.support.stores import kept
 
 FAR = 4_000_000_000
 
@@ -36,21 +37,15 @@ def _copy(*words: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def _keep(store: Store, **values: Any) -> Record:
-    record = a_record().but(**values)
-    assert store.swap(record, None) == record
-    return record
-
-
 def test_everything_is_copied_as_it_is_and_told(urls: list[str], stores: list[Store]) -> None:
     """Each status, whatever is in the record; again, it is there already."""
     source, target = stores
     outcome = {**a_completion(a_record()).to_fields(), "result": b"\xff", "content_type": "x/y", "task": "mail"}
     records = [
-        _keep(source, takeovers=2, steps={"charge": {"result": "1"}}, process="p", lease_until=1),
-        _keep(source, status=Status.UNKNOWN, error="why", verdict={"by": "ann"}),
-        _keep(source, status=Status.RELEASED, fingerprint=None, task="mail"),
-        _keep(source, **{**outcome, "status": Status.COMPLETED, "expires_at": FAR}),
+        kept(source, takeovers=2, steps={"charge": {"result": "1"}}, process="p", lease_until=1),
+        kept(source, status=Status.UNKNOWN, error="why", verdict={"by": "ann"}),
+        kept(source, status=Status.RELEASED, fingerprint=None, task="mail"),
+        kept(source, **{**outcome, "status": Status.COMPLETED, "expires_at": FAR}),
     ]
 
     code, shown = _copy(*urls, "--dry-run")
@@ -69,8 +64,8 @@ def test_what_no_longer_counts_stays_but_for_a_proof(urls: list[str], stores: li
     source, target = stores
     now = source.now()
     proof = {"by": "ann", "counts_until": now - 1000, "kept_until": now + 600_000}
-    _keep(source, status=Status.COMPLETED, expires_at=now // 1000 - 1)
-    judged = _keep(source, status=Status.COMPLETED, expires_at=now // 1000 + 600, verdict=proof)
+    kept(source, status=Status.COMPLETED, expires_at=now // 1000 - 1)
+    judged = kept(source, status=Status.COMPLETED, expires_at=now // 1000 + 600, verdict=proof)
 
     assert _copy(*urls)[0] == 0
     assert list(target.scan()) == [judged]
@@ -79,11 +74,11 @@ def test_what_no_longer_counts_stays_but_for_a_proof(urls: list[str], stores: li
 def test_what_is_left_fails_the_command(urls: list[str], stores: list[Store]) -> None:
     """An attempt that runs, a record that was used, or one that cannot be read: each would be lost, or run again."""
     source, target = stores
-    running = _keep(source, lease_until=source.now() + 60_000)
+    running = kept(source, lease_until=source.now() + 60_000)
     assert "1 left: an attempt is running" in _copy(*urls)[1]
     source.delete(running.key, running.revision)
 
-    moved = _keep(source, status=Status.RELEASED)
+    moved = kept(source, status=Status.RELEASED)
     used = moved.but(revision="other")
     target.swap(used, None)
     for words in ((), ("--dry-run",)):
@@ -91,7 +86,7 @@ def test_what_is_left_fails_the_command(urls: list[str], stores: list[Store]) ->
         assert (code, "1 left" in told, target.get(moved.key)) == (1, True, used)
     source.delete(moved.key, moved.revision)
 
-    broken = _keep(source, schema=2)
+    broken = kept(source, schema=2)
     code, told = _copy(*urls)
     assert (code, "1 left that cannot be read" in told) == (1, True)
     assert json.loads(run(Celery(set_as_current=False), "copy", *urls, "--json").stdout)["unreadable"] == [broken.key]
@@ -110,8 +105,8 @@ def test_outcome_is_copied_without_a_result_that_is_too_large(
 
     small = Small()
     monkeypatch.setattr(memory.MemoryStore, "from_url", lambda url: small)
-    outcome = _keep(stores[0], status=Status.COMPLETED, result="x", content_type="t", expires_at=FAR)
-    _keep(stores[0], status=Status.RELEASED, label="large")
+    outcome = kept(stores[0], status=Status.COMPLETED, result="x", content_type="t", expires_at=FAR)
+    kept(stores[0], status=Status.RELEASED, label="large")
 
     assert "1 left" in _copy(urls[0], "memory://")[1]
     assert list(small.scan()) == [outcome.but(result=None, content_type=None, error="no room")]

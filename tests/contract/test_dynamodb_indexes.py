@@ -4,6 +4,7 @@
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from botocore.exceptions import ClientError
@@ -15,6 +16,7 @@ from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.provisioning import ATTENTION
 from celery_idempotent.testing.contract import a_record
 from tests.support.dynamodb import count_requests, new_url, provisioned
+from tests.support.stores import kept
 
 INDEXES = "&unknown_index=in-doubt&label_index=labels"
 UNKNOWN, COMPLETED, RELEASED = Status.UNKNOWN, Status.COMPLETED, Status.RELEASED
@@ -41,12 +43,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return taken
 
 
-def _kept(store: Store, **values: Any) -> Record:
-    record = a_record().but(**values)
-    assert store.swap(record, None) == record
-    return record
-
-
 def _keys(store: Store, **wanted: Any) -> set[str]:
     return {each.key for each in store.scan(**wanted)}
 
@@ -58,8 +54,8 @@ def _item(store: DynamoDBStore, record: Record) -> dict[str, Any]:
 
 def test_lists_ask_for_no_others(store: DynamoDBStore) -> None:
     """One question to the index and one per hundred to the table; of what no index knows, the table is read."""
-    doubtful = [_kept(store, status=UNKNOWN, label="") for _ in range(101)]
-    plain, found, other = _kept(store), _kept(store, label="acme/7", task="mail"), _kept(store, label="acme/7")
+    doubtful = [kept(store, status=UNKNOWN, label="") for _ in range(101)]
+    plain, found, other = kept(store), kept(store, label="acme/7", task="mail"), kept(store, label="acme/7")
 
     with count_requests(store) as requests:
         assert _keys(store, status=UNKNOWN) == {each.key for each in doubtful}
@@ -81,7 +77,7 @@ def test_nothing_but_doubt_is_marked_until_its_verdict(url: str, store: DynamoDB
         assert (marked == unmarked) is (status is not UNKNOWN)
         assert {**marked, ATTENTION: 0} == {**unmarked, ATTENTION: 0}
 
-    record = _kept(store, status=UNKNOWN)
+    record = kept(store, status=UNKNOWN)
     store.swap(record.but(status=RELEASED, revision="2"), record.revision)
     assert ATTENTION not in _item(store, record)
     with count_requests(store) as requests:
@@ -93,7 +89,7 @@ def test_index_that_is_behind_lists_nothing_that_has_changed(
     store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it names is read from the table, and looked at again."""
-    judged, gone, still = (_kept(store, status=UNKNOWN) for _ in range(3))
+    judged, gone, still = (kept(store, status=UNKNOWN) for _ in range(3))
     items = store._indexes.items
 
     def later(keys: Any) -> Any:
@@ -110,7 +106,7 @@ def test_pages_and_what_a_busy_table_leaves_out_are_asked_for_again(
     store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
     """An index answers in pages of 1 MB, and a batch may come back in part."""
-    records = [_kept(store, status=UNKNOWN) for _ in range(2)]
+    records = [kept(store, status=UNKNOWN) for _ in range(2)]
     keys = [store._key(each.key) for each in records]
     asked: list[Any] = []
 
@@ -137,7 +133,7 @@ def test_missing_index_is_told_and_done_without(url: str, caplog: pytest.LogCapt
     with provisioned(url):
         pass
     store = DynamoDBStore.from_url(url + INDEXES)
-    record = _kept(store, status=UNKNOWN)
+    record = kept(store, status=UNKNOWN)
 
     with pytest.warns(IdempotencyWarning, match="'in-doubt' and 'labels' yet.*idempotency provision"):
         store.verify()
@@ -162,8 +158,8 @@ def test_whoever_may_not_ask_is_told_nothing(store: DynamoDBStore, monkeypatch: 
 def test_table_in_use_gets_its_indexes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is in doubt already, marked by compare-and-swap: a verdict that comes in between is not undone."""
     with provisioned(url) as before:
-        old, judged = (_kept(before, status=UNKNOWN, label="acme/1") for _ in range(2))
-        ended = _kept(before, status=COMPLETED, label="acme/2")
+        old, judged = (kept(before, status=UNKNOWN, label="acme/1") for _ in range(2))
+        ended = kept(before, status=COMPLETED, label="acme/2")
     verdict = judged.but(status=COMPLETED, revision="2", label="acme/3")
     store = DynamoDBStore.from_url(url + INDEXES)
     scanned = store._scanned
@@ -179,7 +175,7 @@ def test_table_in_use_gets_its_indexes(url: str, monkeypatch: pytest.MonkeyPatch
     store.provision()
 
     assert before.get(judged.key) == verdict
-    new = _kept(store, status=UNKNOWN, label="acme/1")
+    new = kept(store, status=UNKNOWN, label="acme/1")
     with count_requests(store) as requests:
         assert _keys(store, status=UNKNOWN) == _keys(store, label="acme/1") == {old.key, new.key}
         assert list(store.scan(label="acme/2")) == [ended]
@@ -215,7 +211,7 @@ def test_index_that_is_being_filled_is_waited_for(
     assert len(pauses) == 3
 
 
-def test_index_of_a_table_with_fixed_capacity_has_the_tables(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_of_a_table_with_fixed_capacity_has_the_tables(url: str) -> None:
     """DynamoDB takes no index there without."""
     store = DynamoDBStore.from_url(url + "&label_index=labels")
     client: Any = store._connected()
@@ -226,17 +222,11 @@ def test_index_of_a_table_with_fixed_capacity_has_the_tables(url: str, monkeypat
         KeySchema=[{"AttributeName": "idempotencyKey", "KeyType": "HASH"}],
         ProvisionedThroughput=units,
     )
-    update = client.update_table
-    asked: list[Any] = []
+    with patch.object(client, "update_table", wraps=client.update_table) as update:
+        store.provision()
 
-    def noted(**given: Any) -> Any:
-        asked.extend(given["GlobalSecondaryIndexUpdates"])
-        return update(**given)
-
-    monkeypatch.setattr(client, "update_table", noted)
-    store.provision()
-
-    assert asked[0]["Create"]["ProvisionedThroughput"] == units
+    (asked,) = update.call_args_list[0].kwargs["GlobalSecondaryIndexUpdates"]
+    assert asked["Create"]["ProvisionedThroughput"] == units
 
 
 def test_index_of_something_else_is_refused(store: DynamoDBStore, url: str) -> None:

@@ -6,7 +6,7 @@ import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -23,10 +23,12 @@ from celery_idempotent.testing import OutageContract, StoreContract
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival
 from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
 from tests.support.redis_servers import GROUP, HOST, EmbeddedSentinel, administrator, opened, redis_key, replica_of
+from tests.support.stores import kept
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
 LATER = 4_000_000_000
+SENTINEL = f"sentinel://{HOST}:{{server.port}}/0?master_name={GROUP}&wait_replicas=1"
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +48,17 @@ def sentinel(primary: EmbeddedRedis) -> Iterator[EmbeddedSentinel]:
 class TestRedisStore(StoreContract):
     """The whole contract on one server, a cluster, one whose replica must have each record, and behind a sentinel."""
 
-    WAYS: ClassVar = {
-        "server": ("redis_server", "{server.url}"),
-        "cluster": ("redis_cluster", "redis+cluster://{server.address}"),
-        "replica": ("primary", "{server.url}?wait_replicas=1"),
-        "sentinel": ("sentinel", f"sentinel://{HOST}:{{server.port}}/0?master_name={GROUP}&wait_replicas=1"),
-    }
-
-    @pytest.fixture(params=WAYS)
+    @pytest.fixture(
+        params=[
+            ("redis_server", "{server.url}"),
+            ("redis_cluster", "redis+cluster://{server.address}"),
+            pytest.param(("primary", "{server.url}?wait_replicas=1"), marks=pytest.mark.nightly),
+            pytest.param(("sentinel", SENTINEL), marks=pytest.mark.nightly),
+        ],
+        ids=["server", "cluster", "replica", "sentinel"],
+    )
     def store(self, request: pytest.FixtureRequest) -> Iterator[Store]:
-        fixture, form = self.WAYS[request.param]
+        fixture, form = request.param
         self.url = form.format(server=request.getfixturevalue(fixture))
         with opened(self.url) as store:
             yield store
@@ -65,7 +68,7 @@ class TestRedisStore(StoreContract):
 
 
 AWAY = (
-    *("redis://127.0.0.1:1", "unix:///no/such.sock", "redis://127.0.0.1:{port}?socket_timeout=0.3"),
+    *("redis://127.0.0.1:1", "unix:///no/such.sock", "redis://127.0.0.1:{port}?socket_timeout=0.1"),
     *("redis+cluster://127.0.0.1:1;127.0.0.1:2", "sentinel://127.0.0.1:1;127.0.0.1:2?master_name=m"),
 )
 
@@ -152,12 +155,14 @@ def test_server_forgets_outcomes_and_nothing_else(store: RedisStore, client: Any
     wait_until(lambda: not client.exists(redis_key(record)), "the server kept an expired outcome")
 
 
-def test_value_beyond_the_servers_limit_is_refused_before_it_is_sent(store: RedisStore) -> None:
+def test_value_beyond_the_servers_limit_is_refused_before_it_is_sent(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A record that Redis cannot take is certainly not written."""
-    record = a_record()
-    store.swap(record, None)
+    monkeypatch.setattr(hashes, "_STRING_LIMIT", 1_000)
+    record = kept(store)
     with pytest.raises(RecordTooLarge, match="of result; .* 512 MB"):
-        store.swap(replace(record, revision="2", result=bytes(512 * 1024 * 1024 + 1)), record.revision)
+        store.swap(record.but(revision="2", result=bytes(1_001)), record.revision)
     assert store.get(record.key) == record
 
 
@@ -249,19 +254,14 @@ def test_swap_without_any_answer_has_an_unknown_outcome(
 
 def test_acknowledged_records_survive_a_killed_server() -> None:
     """With the settings that are asked for, kill -9 loses nothing that was acknowledged, and the store finds back."""
-    with EmbeddedRedis() as server, opened(server.url) as store:
-        records = []
-        for _ in range(3):
-            claimed, other = a_record(), a_record()
-            outcome = replace(a_completion(claimed), expires_at=LATER)
-            for new, expected in ((claimed, None), (outcome, claimed.revision), (other, None)):
-                store.swap(new, expected)
-            records += [outcome, other]
-            server.restart()
-            assert [store.get(each.key) for each in records] == records
-        with administrator(server) as client:
-            expiries = [client.execute_command("PEXPIRETIME", redis_key(each)) for each in records]
-        assert expiries == [LATER * 1000, -1] * 3
+    with EmbeddedRedis() as server, opened(server.url) as store, administrator(server) as client:
+        claimed, other = kept(store), kept(store)
+        outcome = replace(a_completion(claimed), expires_at=LATER)
+        store.swap(outcome, claimed.revision)
+        server.restart()
+        assert [store.get(each.key) for each in (outcome, other)] == [outcome, other]
+        expiries = [client.execute_command("PEXPIRETIME", redis_key(each)) for each in (outcome, other)]
+        assert expiries == [LATER * 1000, -1]
 
 
 @pytest.fixture(params=["direct", "own client", "cluster"])
@@ -278,18 +278,12 @@ def listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     store.close()
 
 
-def _kept(store: RedisStore, **values: Any) -> Record:
-    record = a_record().but(**values)
-    assert store.swap(record, None) == record
-    return record
-
-
 def test_only_what_is_meant_is_read(listed: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of records that have another status, task or label, only these fields are asked for; no label is a label."""
     for _ in range(20):
-        _kept(listed, label="acme/8")
-    plain, labelled = _kept(listed, label=""), _kept(listed, label="acme/7")
-    both, unknown = _kept(listed, label="acme/7", task="mail"), _kept(listed, status=Status.UNKNOWN)
+        kept(listed, label="acme/8")
+    plain, labelled = kept(listed, label=""), kept(listed, label="acme/7")
+    both, unknown = kept(listed, label="acme/7", task="mail"), kept(listed, status=Status.UNKNOWN)
     read: list[bytes] = []
     whole = hashes._read
 
@@ -316,7 +310,7 @@ def test_what_changes_meanwhile_is_not_listed_as_what_it_was(
     listed: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found by its fields and read whole are two moments: what is listed is what was read, or is gone."""
-    judged, gone = (_kept(listed, status=Status.UNKNOWN) for _ in range(2))
+    judged, gone = (kept(listed, status=Status.UNKNOWN) for _ in range(2))
     asked = hashes._ask_fields
 
     def then_changed(*arguments: Any) -> Any:
@@ -331,7 +325,7 @@ def test_what_changes_meanwhile_is_not_listed_as_what_it_was(
 
 def test_what_moves_meanwhile_is_followed(listed: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that no longer has a slot cannot tell whether a record is meant; a refusal, though, is no empty list."""
-    meant, _ = _kept(listed, status=Status.UNKNOWN), _kept(listed)
+    meant, _ = kept(listed, status=Status.UNKNOWN), kept(listed)
     for answer in (MovedError("1 127.0.0.1:1"), AskError("1 127.0.0.1:1")):
         monkeypatch.setattr(hashes, "_ask_fields", lambda server, names, fields, answer=answer: [answer] * len(names))
         assert list(listed.scan(status=Status.UNKNOWN)) == [meant]

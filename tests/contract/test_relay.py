@@ -3,14 +3,11 @@
 
 import json
 import os
-import re
 import signal
 import warnings
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -25,7 +22,6 @@ from sqlalchemy import update
 from celery_idempotent import outbox
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.sql import SQLStore
-from celery_idempotent.testing.contract.parallel import race
 from lab.embedded import EmbeddedRedis
 from lab.embedded.aws import REGION
 from tests.support.sql_databases import Database
@@ -33,14 +29,10 @@ from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLStore]:
-    """A store whose outbox is empty; a test names the server of its database, unless it is SQLite's."""
-    server = request.getfixturevalue(request.param) if getattr(request, "param", "sqlite") != "sqlite" else None
-    with Database(server.url if server else f"sqlite:///{tmp_path}/records.sqlite", server).store() as found:
-        yield found
-
-
-in_each_database = pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"], indirect=True)
+def store(sqlite: Database) -> Iterator[SQLStore]:
+    """A store whose outbox is empty."""
+    with sqlite.store() as store:
+        yield store
 
 
 def _app(store: SQLStore, broker: str, **options: Any) -> Celery:
@@ -59,21 +51,10 @@ def _message(task_id: str, order: str = "o-1", **options: Any) -> OutboxMessage:
     return OutboxMessage(task_id, json.dumps(signature), "application/json")
 
 
-def _refused(task_id: object) -> OutboxMessage:
-    return _message(f"refused {task_id}", serializer="none such")
-
-
 def _enqueue(store: SQLStore, *messages: OutboxMessage) -> None:
     transaction = store.begin()
     for each in messages:
         transaction.enqueue(each)
-    transaction.commit()
-
-
-def _make_due(store: SQLStore) -> None:
-    """As when every pause and every hold is over."""
-    transaction = store.begin()
-    transaction.connection.execute(update(store.outbox).values(taken_until=0))
     transaction.commit()
 
 
@@ -164,7 +145,7 @@ def test_sqs_that_does_not_answer_is_no_fault_of_a_message(store: SQLStore) -> N
 
 @pytest.fixture
 def redis() -> Iterator[EmbeddedRedis]:
-    """A server to be stopped."""
+    """A server with empty queues."""
     with EmbeddedRedis() as server:
         yield server
 
@@ -189,47 +170,9 @@ def test_queue_that_redis_cannot_write_fails_alone(store: SQLStore, redis: Embed
     assert ("WRONGTYPE" in reasons["text"], "No permissions" in reasons["denied"]) == (True, True)
 
 
-def test_messages_outlast_a_redis_that_is_away(store: SQLStore, redis: EmbeddedRedis) -> None:
-    """However long: the first look after it is back publishes all of them."""
-    app = _app(store, redis.url)
-    _enqueue(store, *(_message(str(number)) for number in range(3)))
-    redis.kill()
-    for _ in range(2):
-        with pytest.raises(OperationalError):
-            outbox.relay(app)
-
-    redis.revive()
-
-    assert outbox.relay(app) == 3
-    assert sorted(_arrived(redis)) == ["0", "1", "2"]
-
-
-@in_each_database
-def test_two_relays_share_what_fails_and_what_does_not(
-    store: SQLStore, redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each message is published once, and each failure is counted once, whichever of them met it."""
-    apps = [_app(store, redis.url) for _ in range(2)]
-    _enqueue(store, *(_refused(number) if number % 3 == 0 else _message(str(number)) for number in range(90)))
-
-    def drain(app: Celery) -> int:
-        published = 0
-        while looked := outbox.relay(app, limit=7):
-            published += looked
-        return published
-
-    published = race([partial(drain, app) for app in apps])
-    published += [drain(app) for app in apps]  # what the other had in that moment
-
-    assert sum(published) == 60
-    assert sorted(_arrived(redis), key=int) == [str(number) for number in range(90) if number % 3]
-    logged = Counter(re.findall('task_id="(refused [0-9]+)" ', caplog.text))
-    assert (len(logged), _failures(store)) == (30, logged)
-
-
 def test_relay_that_is_killed_loses_nothing_and_forgets_no_failure(store: SQLStore, redis: EmbeddedRedis) -> None:
     """What it had comes back; what it had counted is counted."""
-    _enqueue(store, _refused(0), *(_message(str(number)) for number in range(5)))
+    _enqueue(store, _message("refused", serializer="none such"), *(_message(str(number)) for number in range(5)))
     store.close()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ on fork with threads
@@ -252,7 +195,9 @@ def test_relay_that_is_killed_loses_nothing_and_forgets_no_failure(store: SQLSto
     app = _app(store, redis.url)
     assert outbox.relay(app) == 0, "the dead relay has them still"
 
-    _make_due(store)
+    transaction = store.begin()
+    transaction.connection.execute(update(store.outbox).values(taken_until=0))  # as when its hold is over
+    transaction.commit()
     assert outbox.relay(app) == 5
     assert Counter(_arrived(redis)) == {"0": 2, "1": 2, "2": 1, "3": 1, "4": 1}
-    assert _failures(store) == {"refused 0": 2}
+    assert _failures(store) == {"refused": 2}

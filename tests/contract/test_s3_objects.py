@@ -2,8 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -16,7 +14,7 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.objects import LargeResults, ObjectMissing, open_large_results
 from celery_idempotent.stores.objects.s3 import S3Objects
-from celery_idempotent.stores.wrappers import Offloading, innermost
+from celery_idempotent.stores.wrappers import Offloading
 from lab.embedded import EmbeddedAws
 from tests.support.deliveries import Shop
 from tests.support.scripted_http import CLOSE, ScriptedServer, answer
@@ -143,13 +141,6 @@ def test_what_is_sent_has_its_digest() -> None:
     assert digest == "Om6weQ85rIfJTzhWst0sXREOaBFgImGpqSPTuyOtyLc="
 
 
-def _shop(url: str, bucket: Bucket, does: Any) -> Shop:
-    shop = Shop(Policy("order_id"), idempotency_store=url, idempotency_large_results=bucket.large)
-    runtime_of(shop.app).store.provision()
-    shop.does = lambda order_id, cents: does()
-    return shop
-
-
 @pytest.mark.parametrize("commits", [False, True], ids=["returned", "committed"])
 def test_result_that_an_item_has_no_room_for_is_an_object(aws: EmbeddedAws, bucket: Bucket, commits: bool) -> None:
     """DynamoDB refuses more than 400 KB, whatever ``over`` says; for what somebody deleted nothing runs again."""
@@ -159,7 +150,10 @@ def test_result_that_an_item_has_no_room_for_is_an_object(aws: EmbeddedAws, buck
     def does() -> Any:
         return current_attempt().commit(value, writes=[write]) if commits else value
 
-    shop = _shop(aws.store_url(name), bucket, does)
+    settings = {"idempotency_store": aws.store_url(name), "idempotency_large_results": bucket.large}
+    shop = Shop(Policy("order_id"), **settings)
+    runtime_of(shop.app).store.provision()
+    shop.does = lambda order_id, cents: does()
     assert [shop.deliver("may").value for _ in range(2)] == [value] * 2
     (kept,) = bucket.names
 
@@ -168,21 +162,3 @@ def test_result_that_an_item_has_no_room_for_is_an_object(aws: EmbeddedAws, buck
     assert isinstance(ended.value, ResultLost)
     assert kept in ended.value.reason
     assert shop.runs == ["may"]
-
-
-def test_transaction_points_to_an_object(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is there before the commit; one that gets no answer is undone."""
-
-    def does() -> Any:
-        with current_attempt().transaction() as tx:
-            return tx.done("x" * 2_000_000)
-
-    shop = _shop(f"sqlite:///{tmp_path}/shop.sqlite", bucket, does)
-    runtime = runtime_of(shop.app)
-    with monkeypatch.context() as patched:
-        away = replace(runtime.opened, store=Offloading(innermost(runtime.store), bucket.unreachable))
-        patched.setattr(runtime, "_last_opened", away)
-        assert shop.deliver("may").state == "RETRY"
-    assert [shop.deliver("may").value for _ in range(2)] == ["x" * 2_000_000] * 2
-    assert shop.runs == ["may", "may"]
-    assert len(bucket.names) == 1

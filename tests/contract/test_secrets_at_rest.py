@@ -1,22 +1,16 @@
-"""What is really in a store, byte by byte, when results are encrypted: on Redis, on SQL databases and on DynamoDB."""
+"""What is really in a store, byte by byte, when results are encrypted: in SQLite's files."""
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
-import boto3
 import pytest
 from cryptography.fernet import Fernet
-from redis import Redis
 from sqlalchemy import update
 
 from celery_idempotent import OutcomeUnknown, Policy, Store, current_attempt, outbox, resolve
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.sql import SQLStore
-from lab.embedded import EmbeddedRedis
 from tests.support import deliveries
 from tests.support.commands import run
 from tests.support.sql_databases import Database
@@ -33,55 +27,10 @@ Kept = tuple[Store, Callable[[], bytes]]
 """A store, and all bytes that it holds."""
 
 
-@contextmanager
-def _redis(server: EmbeddedRedis) -> Iterator[Kept]:
-    client = Redis.from_url(server.url)
-    client.flushall()
-    store = open_store(server.url)
-    yield store, lambda: b"".join(repr([each, client.hgetall(each)]).encode() for each in client.scan_iter())
-    store.close()
-    client.close()
-
-
-@contextmanager
-def _sql(database: Database, folder: Path) -> Iterator[Kept]:
-    with database.store() as store:
-
-        def rows() -> bytes:
-            looking = store.begin()
-            tables = [looking.connection.execute(each.select()).all() for each in (store.table, store.outbox)]
-            looking.rollback()
-            plain = [[bytes(v) if isinstance(v, memoryview) else v for v in row] for each in tables for row in each]
-            return repr(plain).encode()
-
-        def files() -> bytes:
-            return b"".join(each.read_bytes() for each in folder.glob("records.sqlite*"))
-
-        yield store, rows if database.server else files
-
-
-@contextmanager
-def _dynamodb(endpoint: str) -> Iterator[Kept]:
-    client = boto3.Session("test", "test", region_name="us-east-1").client("dynamodb", endpoint_url=endpoint)
-    name = f"secrets-{uuid4().hex}"
-    store = open_store(f"dynamodb://test:test@{endpoint.removeprefix('http://')}/{name}?region=us-east-1")
-    store.provision()
-    yield store, lambda: repr(client.scan(TableName=name)["Items"]).encode()
-    store.close()
-
-
 @pytest.fixture
-def kept_by_sql(database: Database, tmp_path: Path) -> Iterator[Kept]:
-    with _sql(database, tmp_path) as kept:
-        yield kept
-
-
-@pytest.fixture(params=["redis_server", "dynamodb_endpoint", "sqlite", "postgresql", "mysql"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
-    place = request.getfixturevalue(request.param)
-    places: dict[str, Any] = {"redis_server": _redis, "dynamodb_endpoint": _dynamodb}
-    with places[request.param](place) if request.param in places else _sql(place, tmp_path) as kept:
-        yield kept
+def in_files(sqlite: Database, tmp_path: Path) -> Iterator[Kept]:
+    with sqlite.store() as store:
+        yield store, lambda: b"".join(each.read_bytes() for each in tmp_path.glob("records.sqlite*"))
 
 
 class Shop(deliveries.Shop):
@@ -115,9 +64,9 @@ def _in(raw: bytes) -> set[str]:
     return {name for name, secret in SECRETS.items() if secret.encode() in raw}
 
 
-def test_no_secret_is_in_the_store_and_who_has_the_key_finds_all(kept: Kept) -> None:
+def test_no_secret_is_in_the_store_and_who_has_the_key_finds_all(in_files: Kept) -> None:
     """Neither result, step, label, exception nor verdict; the same look finds them all where nothing is encrypted."""
-    store, raw = kept
+    store, raw = in_files
     shop = Shop(store, KEY)
     shop.every_end("1")
     assert b"encrypted" in raw()
@@ -134,9 +83,9 @@ def test_no_secret_is_in_the_store_and_who_has_the_key_finds_all(kept: Kept) -> 
     assert _in(raw()) == SECRETS.keys() - {"argument"}
 
 
-def test_message_in_the_outbox_is_encrypted(kept_by_sql: Kept) -> None:
+def test_message_in_the_outbox_is_encrypted(in_files: Kept) -> None:
     """Its arguments are no less secret; a relay with the key publishes it, one without keeps it and says why."""
-    store, raw = kept_by_sql
+    store, raw = in_files
     assert isinstance(store, SQLStore)
     shop, keyless = Shop(store, KEY), Shop(store)
     sending = store.begin()

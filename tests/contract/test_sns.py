@@ -132,27 +132,6 @@ def test_deduplication_id_of_a_fifo_topic_is_the_key(app: Celery, client: Client
     assert calls == [(f"o-{number}", f"{topic.name}:d-{number}") for number in range(3)]
 
 
-def test_group_of_a_notification_that_stays_waits_for_it(app: Celery, client: Client) -> None:
-    """Other groups go on; once it is gone, its own does."""
-    topic = Topic(client, fifo=True)
-    for group, message in (("g", "no JSON"), ("g", {"order_id": "o-2"}), ("h", {"order_id": "o-3"})):
-        topic.publish(message, MessageGroupId=group, MessageDeduplicationId=uuid4().hex)
-    consumer = _consumer(app, topic)
-
-    consumer.look()
-    assert [arguments for arguments, _, _ in _calls(app)] == [{"order_id": "o-3"}]
-
-    def bad_one() -> Any:
-        found = topic.sqs.receive_message(QueueUrl=topic.url, WaitTimeSeconds=2).get("Messages")
-        return found and found[0]
-
-    bad = wait_until(bad_one, "the first of the group is back")
-    assert "no JSON" in bad["Body"]
-    topic.sqs.delete_message(QueueUrl=topic.url, ReceiptHandle=bad["ReceiptHandle"])
-    wait_until(lambda: consumer.look() or topic.held == (0, 0), "the second is taken")  # type: ignore[func-returns-value]
-    assert [arguments for arguments, _, _ in _calls(app)] == [{"order_id": "o-2"}]
-
-
 def test_death_between_publishing_and_deleting_repeats_one_operation(app: Celery, client: Client) -> None:
     """The same key and the same task id."""
     topic = Topic(client)

@@ -293,12 +293,6 @@ def _set(mysql: Database, variable: str, value: object) -> Iterator[None]:
         mysql.do(f"SET GLOBAL {variable} = DEFAULT")
 
 
-def _pooled(store: SQLStore) -> object:
-    """The connection that the next question goes through."""
-    with store._connected("test") as connection:
-        return store._of_driver(connection)
-
-
 def test_server_that_only_reads_is_an_outage_for_tasks_and_an_error_at_start(served: Database) -> None:
     """After a fail-over the next connection finds the new primary, so a claim is postponed; a worker does not start."""
     with ExitStack() as stack:
@@ -309,11 +303,13 @@ def test_server_that_only_reads_is_an_outage_for_tasks_and_an_error_at_start(ser
             url = f"{served.url}?options=-c%20default_transaction_read_only%3Don"
             store = stack.enter_context(served.reopened(ours.table.name, url=url))
         assert store.get("nothing") is None
-        used = _pooled(store)
+        with store._connected("test") as connection:
+            used = store._of_driver(connection)
         with pytest.raises(StoreUnavailable, match="only reads") as raised:
             store.swap(a_record(), None)
         assert type(raised.value) is StoreUnavailable
-        assert _pooled(store) is not used
+        with store._connected("test") as connection:
+            assert store._of_driver(connection) is not used
         with pytest.raises(StoreMisconfigured, match="name the primary"):
             store.verify()
 
@@ -374,16 +370,14 @@ def test_mysql_that_begins_a_transaction_where_one_ends_is_told_not_to(mysql: Da
         assert other.get(record.key) == record
 
 
-@pytest.mark.parametrize("large", ['"' * 600_000, "é" * 600_000, b"\0" * 600_000, "x" * 2_000_000])
+@pytest.mark.parametrize("large", ['"' * 600_000, b"\0" * 600_000])
 def test_record_over_the_largest_packet_alone_is_refused(mysql: Database, large: str | bytes) -> None:
     """MySQL hangs up on a larger statement, which would look like an outage that never ends."""
     with _set(mysql, "max_allowed_packet", 1024 * 1024), mysql.store() as store, mysql.engine() as engine:
         claimed = a_claim(store)
-        fits = replace(
-            claimed, revision=new_nonce(), status=Status.COMPLETED, result=large[:200_000], content_type="x/y"
-        )
-        done = replace(fits, revision=new_nonce(), result=large)
+        fits = replace(claimed, revision=new_nonce(), result=large[:200_000], content_type="x/y")
         assert store.swap(fits, claimed.revision) == fits == store.get(fits.key)
+        done = replace(fits, revision=new_nonce(), result=large)
         with pytest.raises(RecordTooLarge, match="max_allowed_packet"):
             store.swap(done, fits.revision)
         with engine.connect() as connection, pytest.raises(RecordTooLarge):  # asked for there as well

@@ -10,19 +10,7 @@ from uuid import uuid4
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
-from sqlalchemy import (
-    Column,
-    Connection,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    create_engine,
-    event,
-    func,
-    insert,
-    select,
-)
+from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, create_engine, event, func, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, declarative_base
 
@@ -93,6 +81,10 @@ class TestTransactions(TransactionalContract, OutboxContract):
 
 class TestSealedTransactions(TestTransactions):
     """They are the same where records are encrypted."""
+
+    @pytest.fixture
+    def database(self, sqlite: Database) -> Database:
+        return sqlite
 
     @pytest.fixture
     def store(self, place: Place) -> Any:
@@ -208,7 +200,7 @@ def test_session_or_connection_of_the_users_takes_part(place: Place) -> None:
     assert place.found(claimed) == (2, done)
 
 
-def test_transaction_that_the_user_ended_is_refused(place: Place) -> None:
+def test_transaction_that_the_user_ended_or_did_not_begin_is_refused(place: Place) -> None:
     """A record written after the user's own commit would not be part of it."""
     record = a_claim(place.store)
     transaction = place.store.begin()
@@ -216,12 +208,8 @@ def test_transaction_that_the_user_ended_is_refused(place: Place) -> None:
     with pytest.raises(PolicyError, match="leave commit and rollback to it"):
         transaction.swap(a_completion(record), record.revision)
     transaction.rollback()
-
-
-def test_something_else_is_refused() -> None:
-    """A mistake is told before anything happens."""
     with pytest.raises(PolicyError, match="Connection or Session"):
-        SQLStore("sqlite:////no/such/folder/x").begin("session")
+        place.store.begin("session")
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

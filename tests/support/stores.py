@@ -1,11 +1,15 @@
-"""Real stores by name, for tests that are about any of them."""
+"""Real stores by name, for tests that are about any of them; and a record in a store."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Store
+from celery_idempotent.testing.contract import a_record
 from lab.proof.targets import Site, start, why_not
 
 
@@ -17,3 +21,10 @@ def a_store(name: str) -> Iterator[Site]:
         verdict(f"{name}: {reason}")
     with start(name) as site:
         yield site
+
+
+def kept(store: Store, **values: Any) -> Record:
+    """A record that somebody has left in a store."""
+    record = a_record().but(**values)
+    assert store.swap(record, None) == record
+    return record

