@@ -115,7 +115,6 @@ def test_message_comes_again_unless_it_has_a_result(
     """It takes effect once however often it comes; a failure holds up its group of a FIFO queue, and nothing else."""
     orders = Orders(store, policy)
     orders.then = then
-
     assert [orders(*batch) for batch in batches] == again
     assert orders.charged == [f"o-{number}" for number in charged]
     assert statuses is None or {each.status for each in store.records} == statuses
@@ -124,7 +123,6 @@ def test_message_comes_again_unless_it_has_a_result(
 def test_handler_knows_its_name_its_promise_and_its_keys(orders: Orders) -> None:
     """And keeps the words of its function; but not its signature, which is not what Lambda calls."""
     orders(order(1))
-
     assert (orders.handler.name, orders.handler.__doc__) == ("charge", "Charge an order.")
     assert orders.handler.guarantee().startswith("charge: ")
     assert [orders.handler.idempotency_key_for(**order(1))] == [each.key for each in orders.store.records]
@@ -157,7 +155,6 @@ def test_body_that_cannot_be_used_comes_again_alone(
 ) -> None:
     """It ends in the dead-letter queue, where a person sees it; the log says why, and quotes nothing."""
     assert orders(order(1), body, order(2)) == [1]
-
     assert (orders.charged, len(orders.store.records)) == (["o-1", "o-2"], 2)
     (reason,) = reasons(caplog)
     assert reason.startswith(told)
@@ -183,7 +180,6 @@ def test_key_can_come_from_the_record(store: FakeStore, caplog: pytest.LogCaptur
     orders = Orders(store, key=itemgetter("messageId"))
     one, other = a_record(order(1)), a_record(order(1))
     assert (orders(one, one, other), orders.charged) == ([], ["o-1", "o-1"])
-
     orders = Orders(store, key=lambda record: record["attributes"].get("absent"))
     assert (orders(one), orders.charged) == ([0], [])
     assert "event=idempotency.key_missing" in caplog.text
@@ -275,7 +271,6 @@ def test_invocation_that_was_frozen_past_its_end_reports_what_counts(orders: Ord
     other = Orders(store)
     other.then = lambda order_id: "theirs"
     orders.then = lambda order_id: (store.advance(60), meanwhile(other), "ours")[-1]  # type: ignore[func-returns-value]
-
     assert (orders(order(1)), other.charged) == ([], ["o-1"])
     assert [(each.result, each.attempts) for each in store.records] == [('"theirs"', 2)]
 

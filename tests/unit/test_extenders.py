@@ -56,8 +56,7 @@ class SqsChannel:
 
     def __init__(self, **predefined: str) -> None:
         self.predefined_queues = {name: {"url": url} for name, url in predefined.items()}
-        self.asked: list[Any] = []
-        self.failed: list[dict[str, str]] = []
+        self.asked, self.failed = list[Any](), list[dict[str, str]]()
         self.error: Exception | None = None
         self.client: Any = self
         self.qos = SimpleNamespace(ack=lambda tag: self.asked.append(("forgotten", tag)))

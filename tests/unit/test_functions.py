@@ -93,7 +93,6 @@ def test_recursion_is_a_function_call() -> None:
     shop, depth = Shop(), iter([True, False])
     charge: Any = shop.function(name="charge", body=lambda: other("o-2") if next(depth) else current_attempt().number)
     other = shop.function(name="other", body=lambda: charge("o-1"))
-
     assert charge("o-1") == 1
     assert shop.runs == ["o-1", "o-2", "o-1"]
     assert len(list(shop.memory.scan())) == 2
@@ -129,7 +128,6 @@ def test_body_without_a_claim_leaves_what_it_calls_protected(shop: Shop, mode: A
     charge = shop.function(Policy("order", scope="charges"))
     policy = Policy("order", scope="charges", mode=mode)
     sell: Any = idempotent(policy, store=shop.store, name="sell")(lambda order: charge("o-1"))
-
     assert sell(order) == sell(order) == "charged 1"
     assert shop.runs == ["o-1"]
 

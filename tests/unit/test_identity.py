@@ -105,7 +105,6 @@ def test_retry_of_a_worker_whose_process_died_is_the_same_operation(shop: Shop, 
     (message,) = shop.published()
     request = symbol_by_name(shop.charge.Request)(message, app=shop.app, task=shop.charge, hostname="celery@here")
     shop.charge.signature_from_request(request._context, retries=1).apply_async()
-
     assert [redeliver(shop.app, message), *shop.redeliver()] == [Ended("SUCCESS", "charged 1")] * 2
     assert shop.runs == ["o-1"]
 
@@ -173,14 +172,12 @@ def test_function_as_the_key_sees_the_request_that_it_is_for(shop: Shop) -> None
     policy = Policy(lambda order_id, cents: (current_task.request.headers["tenant"], order_id))
     shop.charge = shop.task(policy, name="t")
     shop.does = lambda *_: shop.charge.request.headers["tenant"]
-
     ended = [shop.deliver("o-1", request={"headers": {"tenant": tenant}}) for tenant in ("a", "b", "a")]
     assert ([each.value for each in ended], len([*shop.memory.scan()])) == (["a", "b", "a"], 2)
 
 
 def test_lost_lease_is_postponed_with_the_arguments_as_they_came(shop: Shop) -> None:
     """The body has changed them, and what is postponed is the message."""
-
     shop.does = lambda order, cents: (order.update(charge={1, 2}), shop.change(owner="other"))
     assert shop.deliver(dict(ORDER)).state == "RETRY"
     (message,) = shop.published()

@@ -185,7 +185,6 @@ def test_backlog_is_counted_every_ten_seconds_and_grows_older_meanwhile() -> Non
 
 def test_without_a_listener_no_clock_is_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody asks for costs nothing."""
-
     monkeypatch.setattr("celery_idempotent.engine.events.perf_counter", raising(AssertionError("a clock was read")))
     assert (shop.deliver("o").state, receiving()) == ("SUCCESS", 0)
 

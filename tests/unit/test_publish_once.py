@@ -2,7 +2,7 @@
 # mypy: allow-untyped-decorators
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -17,13 +17,13 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import create_engine, update
 from sqlalchemy.orm import Session
 
-from celery_idempotent import Policy, ReplayedFailure, signals
+from celery_idempotent import Policy, ReplayedFailure
 from celery_idempotent.errors import LeaseLost, SafeToRetry, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.messages import outbox
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.protocol.record import Record, Status, marked
 from celery_idempotent.stores.sql import SQLStore, schema
-from tests.support.deliveries import Ended, Shop, deliver, redeliver
+from tests.support.deliveries import Ended, Shop, deliver, redeliver, signalled
 from tests.support.scene import raising
 
 ONCE = Policy("order_id", publish="once", remember=(LookupError,))
@@ -36,19 +36,6 @@ def shop() -> Shop:
 
 
 @pytest.fixture
-def skipped() -> Iterator[list[Any]]:
-    """What receivers hear of messages that were not sent: whose id is given, why, and whether it is only observed."""
-    heard: list[Any] = []
-
-    def receive(task_id: str, reason: str, observed: bool, **told: Any) -> None:
-        heard.append((task_id, reason, observed))
-
-    signals.publish_skipped.connect(receive)
-    yield heard
-    signals.publish_skipped.disconnect(receive)
-
-
-@pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Has something else happen where Celery sends a message; ``then`` is called with its own function."""
     send = Celery.send_task
@@ -57,6 +44,12 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(Celery, "send_task", lambda *args, **options: then(lambda: send(*args, **options)))
 
     return instead
+
+
+def _skipped(told: list[Any]) -> list[Any]:
+    """The messages that were not sent: whose id is given, why, and whether it is only observed."""
+    assert {name for name, _ in told} <= {"publish_skipped"}
+    return [(about["task_id"], about["reason"], about["observed"]) for _, about in told]
 
 
 def _ids(shop: Shop) -> list[str]:
@@ -104,7 +97,7 @@ def _completed(shop: Shop, **changes: Any) -> None:
     ],
 )
 def test_what_is_recorded_decides_whether_a_message_is_sent(
-    shop: Shop, skipped: list[Any], monkeypatch: pytest.MonkeyPatch, happens: Any, args: Any, requests: int, reason: Any
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, happens: Any, args: Any, requests: int, reason: Any
 ) -> None:
     """What is queued, runs or has an outcome is not sent, and its id is given. Else a message has an id of its own."""
     monkeypatch.setattr("celery_idempotent.engine.claim.is_gone", lambda process: process == "gone")
@@ -113,11 +106,11 @@ def test_what_is_recorded_decides_whether_a_message_is_sent(
     happens(shop)
     shop.store.asked.clear()
 
-    again = shop.charge.delay(*args)
-
+    with signalled() as told:
+        again = shop.charge.delay(*args)
     assert shop.store.asked == ["swap"] * requests
     assert (again.id == first.id, _ids(shop)) == ((True, []) if reason else (False, [again.id]))
-    assert skipped == ([(first.id, reason, False)] if reason else [])
+    assert _skipped(told) == ([(first.id, reason, False)] if reason else [])
 
 
 def test_fifty_racing_publishers_send_one_message(shop: Shop) -> None:
@@ -446,14 +439,15 @@ def test_group_chain_and_chord_go_on(shop: Shop) -> None:
     assert shop.runs == ["a", "b", "c"]
 
 
-def test_observing_publishes_all_and_tells_what_would_have_been_suppressed(skipped: list[Any]) -> None:
+def test_observing_publishes_all_and_tells_what_would_have_been_suppressed() -> None:
     """Under their own ids; where nothing is observed either, publishing costs nothing."""
     shop = Shop(replace(ONCE, mode="off"))
     ids = [shop.charge.delay("o").id for _ in range(2)]
     assert (shop.store.asked, _ids(shop)) == ([], ids)
     shop = Shop(replace(ONCE, mode="observe"))
-    ids = [shop.charge.delay("o").id for _ in range(3)]
-    assert skipped == [(ids[0], "queued", True)] * 2
+    with signalled() as told:
+        ids = [shop.charge.delay("o").id for _ in range(3)]
+    assert _skipped(told) == [(ids[0], "queued", True)] * 2
     assert (_ids(shop), len(set(ids))) == (ids, 3)
 
 

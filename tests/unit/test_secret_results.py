@@ -60,7 +60,6 @@ def test_what_was_changed_or_cut_is_not_decrypted(clear: bytes, data: st.DataObj
     sealed = RING.encrypt(clear, SLOT)
     place, bit = data.draw(st.integers(0, len(sealed) - 1)), 1 << data.draw(st.integers(0, 7))
     changed = bytes([*sealed[:place], sealed[place] ^ bit, *sealed[place + 1 :]])
-
     for each in (changed, sealed[:place], sealed[len(sealed) - place :]):
         with pytest.raises(NotDecrypted):
             RING.decrypt(each, SLOT)
@@ -85,7 +84,6 @@ def test_first_key_encrypts_and_all_decrypt() -> None:
     """As with MultiFernet, whose keys these are; no key is shown."""
     before, during, after = KeyRing(OLD), KeyRing([NEW, OLD]), KeyRing([NEW])
     assert not [each for each in (OLD, NEW) if each in repr(during)]
-
     assert during.decrypt(before.encrypt(b"old", SLOT), SLOT) == b"old"
     assert after.decrypt(during.encrypt(b"new", SLOT), SLOT) == b"new"
     with pytest.raises(NotDecrypted, match="add that key to the end of idempotency_cipher"):
@@ -100,7 +98,6 @@ def test_bad_key_is_refused_and_not_shown(keys: Any) -> None:
     """Neither in the error, nor in what it came from, which a traceback would show; of several it says which one."""
     with pytest.raises(PolicyError) as refused:
         KeyRing(keys)
-
     told = str(refused.value)
     assert (refused.value.option, refused.value.__cause__) == ("idempotency_cipher", None)
     assert ("key 2 is not 32 bytes" in told) is (isinstance(keys, list) and bool(keys))
@@ -118,7 +115,6 @@ def _unpacked(encoded: Encoded, slot: Slot = SLOT) -> Encoded:
 def test_what_every_serialiser_gives_can_be_encrypted(serializer: str, value: Any) -> None:
     """Whether it is text or bytes, and with the content type that is accepted or not."""
     encoded = Codec(serializer, frozenset()).encode(value)
-
     packed = SEALED.pack(encoded, SLOT).encoded
     assert packed.content_type == ENCRYPTED
     assert _unpacked(packed) == encoded
@@ -155,7 +151,6 @@ def _kept(**changes: Any) -> tuple[Record, Record]:
 def test_label_reads_back_and_has_room_in_every_store(label: str) -> None:
     """255 characters; a longer one is cut before it is encrypted, and an empty one says nothing."""
     kept, read = _kept(label=label)
-
     assert len(kept.label) <= 255
     assert kept.label.startswith("encrypted:") is bool(label)
     assert read.label == label or (len(label.encode("utf-8", "surrogatepass")) > 150 and read.label.endswith("…"))
@@ -167,7 +162,6 @@ def test_every_other_text_reads_back(text: str) -> None:
     """Why there is no result, of the operation and of a step, and in the verdict; also what looks encrypted."""
     texts = {"error": text, "verdict": {"action": "completed", "error": text}, "steps": {"pay": {"lost": text}}}
     kept, read = _kept(**texts)
-
     assert (read.error, read.verdict, read.steps) == (text, texts["verdict"], texts["steps"])
     if text:
         assert all(str(each).startswith("encrypted:") for each in (kept.error, kept.verdict["error"]))
@@ -251,7 +245,6 @@ def test_nothing_that_was_said_is_kept_in_clear_and_all_ends_as_without_encrypti
     hidden, clear = Shop(), Shop(None)
     for _ in range(2):
         assert repr(hidden.end(end)) == repr(clear.end(end))
-
     assert (hidden.runs, hidden.record.status) == (clear.runs, clear.record.status)
     assert ORDER in clear.kept
     assert not [each for each in (SECRET, "acme", "4711") if each in hidden.kept]
@@ -368,7 +361,6 @@ def test_verdict_is_given_on_an_encrypted_record() -> None:
     shop = Shop()
     shop.end("unknown")
     judged = resolve(shop.record.key, completed=ENDS["completed"], by="ann", reason="T-1", app=shop.app)
-
     assert SECRET not in shop.kept
     assert (judged.label, judged.verdict["error"]) == (ORDER, f"no answer about {SECRET}")
     assert shop.deliver(ORDER).value == ENDS["completed"]

@@ -71,7 +71,6 @@ def test_scheme_is_all_that_is_shown(url: str) -> None:
 def test_secret_of_aws_stands_in_a_url_as_it_is(secret: str) -> None:
     """With its slashes; escaped they are understood, too."""
     store = open_store(f"dynamodb://AKIAIOSFODNN7EXAMPLE:{secret}@eu-west-1/table?sort_key_attr=a@b")
-
     assert isinstance(store, DynamoDBStore)
     assert repr(store) == "dynamodb://@eu-west-1/table"
     credentials = store._connected()._request_signer._credentials  # type: ignore[attr-defined]

@@ -303,9 +303,7 @@ def test_a_fork_waits_for_publishing_and_not_for_a_poll(
     held, receive = list[bool](), queue.receive_message
     monkeypatch.setattr(queue, "receive_message", lambda **each: held.append(looking.locked()) or receive(**each))  # type: ignore[func-returns-value]
     publishing(lambda options: held.append(looking.locked()))
-
     consumer().look()
-
     assert held == [False, True]
 
 
@@ -338,9 +336,7 @@ def test_notification_of_which_no_call_can_be_made_stays(
 def test_reason_keeps_the_secrets_of_a_task(consumer: Consumer, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     """Only the type of the error, as its text can quote a message; of several tasks nobody knows whose it was."""
     queue.put_orders(1)
-
     consumer("charge", "secret", when=lambda each: {}[each.text]).look()
-
     assert "reason=KeyError" in caplog.text
     assert "o-0" not in caplog.text
 
@@ -447,9 +443,7 @@ def test_it_stops_after_the_call_at_hand(app: Celery, consumer: Consumer, queue:
     queue.put_orders(3)
     subject = consumer()
     publishing(lambda options: subject._stopping.set())
-
     subject.run()
-
     assert len(published(app)) == 1
     assert (queue.deleted, queue.given_back) == (["m-0"], ["m-1", "m-2"])
 
@@ -464,7 +458,6 @@ def step_of(app: Celery) -> Subscribers:
 def test_worker_does_not_start_for_a_task_that_would_run_twice(app: Celery, task: str) -> None:
     """It says which one."""
     consume(app, Route(queue="orders", task=task))
-
     with pytest.raises(click.ClickException, match=f"task='{task}'"):
         step_of(app)
 
@@ -507,6 +500,5 @@ def test_worker_that_lacks_the_extra_does_not_start(app: Celery, monkeypatch: py
     consume(app, Route(queue="orders", task="charge"), client=Queue)  # type: ignore[arg-type]
     step_of(app)
     consume(app, Route(queue="returns", task="charge"))
-
     with pytest.raises(click.ClickException, match=r"celery-idempotent\[sns\].*errors\.html#package-missing"):
         step_of(app)

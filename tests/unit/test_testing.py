@@ -285,7 +285,6 @@ def test_broken_guard_is_reported(
     """A library that does not keep its promise fails the weakest of them, in the scenarios that one expects."""
     monkeypatch.setattr(owner, attribute, wrong)
     report = shop.report(promise="at least once")
-
     assert broken(report).keys() >= {"delivered twice", "delivered again as the body ends"}
     assert "although no worker died" in report
 
@@ -369,7 +368,6 @@ def test_receiver_can_be_reset(shop: Rehearsals) -> None:
     """A receiver that knows the arguments again is reset before each scenario."""
     paid: set[str] = set()
     task = shop.task(lambda task, to: paid.add(to))
-
     assert rows(shop.report(task, effects=paid))["delivered twice"] == 0
     assert shop.report(task, effects=paid, reset=paid.clear) == ""
 
@@ -378,7 +376,6 @@ def test_what_a_body_publishes_goes_its_way(shop: Rehearsals) -> None:
     """Only the task's own retries are caught; other messages reach the app's broker."""
     shop.app = an_app()
     task = shop.task(lambda task, to: (task.apply_async(("other",)), shop.outbox.append(to)))  # type: ignore[func-returns-value]
-
     assert shop.report(task, promise="at least once") == ""
     assert len(published(shop.app)) == len(shop.outbox)
 
@@ -388,7 +385,6 @@ def test_nothing_stays_behind(shop: Rehearsals, options: Any) -> None:
     """Store and task are as before in either case; Celery keeps an autoretried body in an attribute of its own."""
     task, store = shop.task(**options), shop.app.conf.idempotency_store
     before = dict(vars(task))
-
     assert shop.report(task, promise="at least once") == ""
     assert shop.report(task)
     assert (vars(task), shop.app.conf.idempotency_store, list(store.scan())) == (before, store, [])

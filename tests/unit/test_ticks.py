@@ -104,7 +104,6 @@ def test_an_interval_has_the_same_due_times_whenever_it_is_asked(now: datetime, 
     """Of any moment, the latest due time is one of the grid's, and no other lies between."""
     grid = OnGrid(every, app=_app())
     latest = grid.latest(now)
-
     assert latest == grid.latest(latest) <= now < grid.following(now) == latest + every
     assert (latest - datetime(1970, 1, 1, tzinfo=UTC)) % every == timedelta(0)
 
