@@ -5,9 +5,7 @@ moto is no proof of what AWS does; it is one of what is in the documents. Of wha
 # mypy: allow-untyped-decorators
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -32,7 +30,7 @@ from celery_idempotent.testing.contract import a_record
 from tests.support.deliveries import an_app, deliver
 from tests.support.documents import DOCS, table
 from tests.support.operator import operate, refused
-from tests.support.packages import needs
+from tests.support.packages import needs, program
 
 AWS = DOCS / "aws"
 INDEXES: dict[str, Any] = {"unknown_index": "in-doubt", "label_index": "labels"}
@@ -297,9 +295,7 @@ app.synth()
 @pytest.mark.timeout(300)
 def test_cdk_makes_what_the_templates_make(tmp_path: Path) -> None:
     """One topic and three queues, each with its policy, filter and dead letters."""
-    if shutil.which("node") is None:
-        verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        verdict("the CDK needs node")
+    assert program("node", "nodejs")
     subprocess.run([sys.executable, "-c", SYNTHESISE, str(tmp_path), str(AWS)], check=True)
     for stack, is_fifo in (("orders", False), ("ordered", True)):
         template = tmp_path / f"{stack}.template.json"

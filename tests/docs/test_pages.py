@@ -149,16 +149,10 @@ TABLES: list[tuple[str, str, str, Iterable[str]]] = [
     ("reference/cli", "command", r"^`([\w-]+)", COMMANDS),
     ("how-to/dynamodb", "option | default", NAME, inspect.signature(DynamoDBStore).parameters),
     ("how-to/sql", "option | default", NAME, inspect.signature(SQLStore).parameters),
-    (
-        "how-to/sql",
-        "URL",
-        r"^`(\w+\+\w+):",
-        [f"{sql}+{driver}" for sql in _DRIVERS for driver in _DRIVERS[sql]],
-    ),
+    ("how-to/sql", "URL", r"^`(\w+\+\w+):", [f"{sql}+{driver}" for sql in _DRIVERS for driver in _DRIVERS[sql]]),
     ("how-to/redis", "option | for", r"`(\w+)`", REDIS | {"db", "virtual_host"}),
     ("how-to/testing", "argument", NAME, [each.name for each in KEYWORDS if each.kind is each.KEYWORD_ONLY]),
     ("how-to/testing", "promise", r"^`([\w ]+)`", get_args(Promise)),
-    ("architecture", "room", NAME, MAY_USE),
 ]
 
 

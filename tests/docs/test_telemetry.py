@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +35,7 @@ from lab.embedded import EmbeddedRedis
 from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, code, table
 from tests.support.local_docker import free_port
+from tests.support.packages import program
 from tests.support.waiting import wait_until
 from tests.support.web import a_page, a_program, a_shop
 
@@ -104,11 +104,7 @@ def test_dashboard_and_alerts_ask_for_metrics_that_are_exported(exported: Sample
 
 
 def promtool(*arguments: str, folder: Path = SHIPPED) -> None:
-    program = shutil.which("promtool")
-    if program is None:
-        verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        verdict("promtool is not installed: apt install prometheus")
-    ended = subprocess.run([program, *arguments], cwd=folder, capture_output=True, text=True)
+    ended = subprocess.run([program("promtool", "prometheus"), *arguments], cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

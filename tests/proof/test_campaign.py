@@ -2,11 +2,11 @@
 
 import itertools
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_record
 from lab.proof.campaign import Fault, _Writes, at_a_write, attack
@@ -59,13 +59,8 @@ def test_every_write_and_every_fault_is_met() -> None:
 def test_a_fault_does_what_its_name_says(fault: Fault | None, happens: str) -> None:
     """To the first of two writes: what arrives, and what their sender is told."""
     happened: list[str] = []
-
-    class Noting(MemoryStore):
-        def swap(self, new: Record, expected: str | None) -> Record | None:
-            happened.append(new.key)
-            return super().swap(new, expected)
-
-    world = _Writes(itertools.repeat(Noting()), "none")
+    store = Mock(swap=lambda new, expected: happened.append(new.key))
+    world = _Writes(itertools.repeat(store), "none")
     strikes = () if fault is None else (Strike(Operation.ANNOUNCEMENT, fault),)
     task = Task(world, Plan(promise=PROMISES["exactly once"], strikes=strikes))
     sender = OneDelivery(world.store, task, PUBLISHER)

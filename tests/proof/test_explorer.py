@@ -16,7 +16,6 @@ from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Declined, Effect, Fault, Pr
 EFFECTS = [each for each in Effect if each not in {each.effect for each in NOT_ENOUGH}]
 UNCONDITIONAL = next(each for each in MUTANTS if each.name == "completion without a condition")
 SLOW = {"rerun, failing, published once", "rerun, step, failing, published once", "rerun, fenced step, forgetful store"}
-nightly = pytest.mark.nightly
 REPEATED = "must not be repeated was repeated"
 
 
@@ -110,7 +109,7 @@ def test_violation_tells_the_way_there() -> None:
     assert "1. delivery 0 swaps IN_PROGRESS" in str(raised.value)
 
 
-@nightly
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_noticed(mutant: Mutant) -> None:
     """Explorer, contract or oracle notices each mistake; a survivor would be a hole in the evidence."""
