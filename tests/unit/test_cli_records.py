@@ -25,6 +25,7 @@ JSON = "application/json"
 HOSTILE = "\x1b]0;owned\x07\n[bold red]x[/] :smile: \u202e\u2028\x7f"
 SHOWN = r"\x1b]0;owned\x07\n[bold red]x[/] :smile: \u202e\u2028\x7f"
 DIGEST = "0123456789abcdef" * 4
+TIMES = ("created_at", "updated_at")
 
 
 @pytest.fixture
@@ -64,23 +65,21 @@ def _rows(app: Celery, *arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "keys"),
     [
-        *(("", "abcde"), ("--status Completed", "d"), ("--status forgotten", "e"), ("--worker w2", "b")),
-        *((f"--older-than {each}", keys) for each, keys in (("30m", "ab"), ("1.5h", "a"), ("1D", ""), ("1w", ""))),
+        *(("", "abcd"), ("--status Completed", "c"), ("--status forgotten", "d"), ("--worker w2", "b")),
+        *((f"--older-than {each}", keys) for each, keys in (("30m", "ab"), ("1.5h", "a"), ("1D", ""))),
         ("--status unknown --label acme/* --older-than 5400s --task shop.charge", "a"),
     ],
 )
 def test_list_has_what_is_asked_for(app: Celery, arguments: str, keys: str) -> None:
     """All that is asked for counts, statuses as they are shown; oldest write first."""
     now = app.conf.idempotency_store.now()
-    common = {"task": "shop.charge", "worker": "w1", "label": "", "updated_at": now}
-    for key, values in {
-        "e": {"status": Status.COMPLETED, "expires_at": now // 1000 - 1},
-        "d": {"status": Status.COMPLETED, "expires_at": now // 1000 + 60, "updated_at": now - 1},
-        "c": {"status": Status.RELEASED, "task": "shop.mail", "updated_at": now - 2},
-        "b": {"status": Status.UNKNOWN, "label": "acme/2", "worker": "w2", "updated_at": now - HOUR},
-        "a": {"status": Status.UNKNOWN, "label": "acme/1", "updated_at": now - 3 * HOUR},
-    }.items():
-        keep(app, key=key, **{**common, **values})
+    for key, status, age, values in (
+        ("d", Status.COMPLETED, 0, {"expires_at": now // 1000 - 1}),
+        ("c", Status.COMPLETED, 1, {"expires_at": now // 1000 + 60}),
+        ("b", Status.UNKNOWN, HOUR, {"worker": "w2"}),
+        ("a", Status.UNKNOWN, 3 * HOUR, {"label": "acme/1"}),
+    ):
+        keep(app, key=key, status=status, **{"task": "shop.charge", "label": "", "updated_at": now - age, **values})
     assert "".join(each["key"] for each in told(app, "list", *arguments.split())) == keys
 
 
@@ -94,19 +93,9 @@ def test_list_as_json_has_all_that_programs_ask_for(app: Celery) -> None:
 
     assert first["verdict"] == {**verdict, "at": "1970-01-01T00:00:00.000Z"}
     assert first["updated_at"] == "1970-01-01T00:00:00.001Z"
-    assert second == {
-        "key": app.tasks["shop.charge"].idempotency_key_for("acme/7"),
-        "label": "acme/7",
-        "status": "COMPLETED",
-        "task": "shop.charge",
-        "task_id": "the-id",
-        "worker": "celery@here",
-        "attempts": 1,
-        "created_at": second["created_at"],
-        "updated_at": second["updated_at"],
-        "error": None,
-        "verdict": None,
-    }
+    named = {"label": "acme/7", "status": "COMPLETED", "task": "shop.charge", "task_id": "the-id", "attempts": 1}
+    known = {**named, "key": app.tasks["shop.charge"].idempotency_key_for("acme/7"), "worker": "celery@here"}
+    assert second == {**first, **known, "error": None, "verdict": None} | {each: second[each] for each in TIMES}
 
 
 def test_list_says_that_there_is_more(app: Celery) -> None:
@@ -185,7 +174,7 @@ def test_task_says_which_record_is_meant(app: Celery, text: str) -> None:
     shared = {"label": "acme/7", "status": Status.UNKNOWN, "fencing_token": 1}
     one, other = (keep(app, key=f"{each}:v1:{DIGEST}", task=each, **shared) for each in ("shop.charge", "shop.refund"))
     arguments = text.replace("KEY", other.key).split()
-    for command in (("show", "0123456789ab"), ("effect-key", "acme/7", "charge"), ("forget", "acme/7", "--yes")):
+    for command in (("show", "0123456789ab"), ("forget", "acme/7", "--yes")):
         refused = run(app, *command)
         assert (refused.exit_code, one.key in refused.stderr, other.key in refused.stderr) == (1, True, True)
     assert run(app, "show", one.key, "--task", "shop.refund").exit_code == 1
@@ -248,9 +237,8 @@ def test_show_tells_until_when_an_outcome_counts(app: Celery) -> None:
     facts, shown = told(app, "show", "k"), run(app, "show", "k").stdout
     assert "expires_at  2023-11-14T22:13:20.000Z" in shown
     assert "charge: not known, as an outcome keeps no steps" in shown
-    assert (facts["expires_at"], facts["verdict"]["kept_until"]) == (
-        *("2023-11-14T22:13:20.000Z", "2027-01-15T08:00:00.000Z"),
-    )
+    assert facts["expires_at"] == "2023-11-14T22:13:20.000Z"
+    assert facts["verdict"]["kept_until"] == "2027-01-15T08:00:00.000Z"
 
 
 def test_result_is_for_programs_and_only_measured_for_people(app: Celery) -> None:

@@ -40,14 +40,15 @@ def app() -> Celery:
 
 @pytest.fixture
 def stranger(app: Celery) -> TestClient:
-    """Somebody without the token."""
     return TestClient(a_page(app), follow_redirects=False)
 
 
 @pytest.mark.parametrize("path", PAGES)
 def test_nobody_sees_anything_without_the_token(app: Celery, stranger: TestClient, path: str) -> None:
-    """Not even which pages there are; the answer asks for the token."""
+    """Not even which pages there are; the answer asks for the token, and links, which lose strict cookies, anew."""
     record = a_written(app)
+    again = stranger.get("/records", params={"label": '"><b>'})
+    assert 'href="?label=%22%3E%3Cb%3E">open it again' in again.text
     answer = stranger.get(path)
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert (record.label in answer.text, 'name="token"' in answer.text) == (False, True)
@@ -133,12 +134,6 @@ def test_token_is_written_into_a_form(stranger: TestClient, token: str, site: st
     assert stranger.get("/").status_code == (200 if status == 303 else 401)
 
 
-def test_link_from_another_site_is_opened_again(stranger: TestClient) -> None:
-    """Browsers bring no strict cookie from there, but do from here; the address is a page of this app."""
-    answer = stranger.get("/records", params={"label": '"><b>'})
-    assert 'href="?label=%22%3E%3Cb%3E">open it again' in answer.text
-
-
 OURS = {"Sec-Fetch-Site": "same-origin", "Origin": "http://testserver"}
 
 
@@ -163,9 +158,7 @@ def test_form_is_of_the_page_and_of_its_session(
 
 
 @pytest.mark.parametrize(("write", "status"), [(True, 200), (False, 403)])
-def test_program_needs_no_token_of_a_form_and_gives_verdicts_where_they_are_given(
-    app: Celery, write: bool, status: int
-) -> None:
+def test_program_needs_no_token_of_a_form_where_verdicts_are_given(app: Celery, write: bool, status: int) -> None:
     """No site can make a browser send its header; where people only look, nobody finds a form."""
     record, program = a_written(app), a_program(a_page(app, write=write))
     pages = [program.get(page).text for page in ("/records", f"/record?key={record.key}")]

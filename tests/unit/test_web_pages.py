@@ -293,9 +293,7 @@ def _scraped(person: TestClient) -> dict[str, float]:
     return {name.removeprefix("celery_idempotent_operations"): float(value) for name, value in samples}
 
 
-def test_prometheus_is_told_what_waits_until_somebody_has_judged(
-    app: Celery, person: TestClient, store: Watched
-) -> None:
+def test_prometheus_is_told_of_the_open_until_they_are_judged(app: Celery, person: TestClient, store: Watched) -> None:
     """How many, and since when; by a look at what is open alone, once a minute and after a verdict."""
     records = [a_written(app, age=each * HOUR) for each in (1, 3)]
     a_written(app, Status.IN_PROGRESS, age=2 * HOUR)
@@ -420,9 +418,7 @@ def test_judged_is_left_out_before_the_next_count_is_over(app: Celery, overview:
     assert (view.age, view.so_far, overview.look(60).so_far) == (0, 0, None)
 
 
-def test_judged_is_left_out_of_a_count_that_is_over_and_nobody_has_seen(
-    app: Celery, overview: Overview, store: Watched
-) -> None:
+def test_judged_is_left_out_of_a_count_that_nobody_has_seen(app: Celery, overview: Overview, store: Watched) -> None:
     """It was counted before the verdict."""
     judged, left = a_written(app), a_written(app)
     go_on = _held(store)
@@ -474,9 +470,7 @@ def test_verdict_is_given_and_kept(
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_incomplete_verdict_is_asked_for_again(
-    app: Celery, person: TestClient, said: dict[str, str], asked: str
-) -> None:
+def test_incomplete_verdict_is_asked_again(app: Celery, person: TestClient, said: dict[str, str], asked: str) -> None:
     """With what was written, and nothing is changed."""
     record = a_written(app)
     answer = person.post("/judge", data=a_verdict(record, **{"by": "<Ann>", **said}))
