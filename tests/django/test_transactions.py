@@ -300,6 +300,7 @@ def test_connection_that_is_lost_undoes_all(store: DjangoStore, name: str, in_th
     assert (_groups(store, name), store.get(record.key)) == (0, record)
 
 
+@pytest.mark.nightly
 def test_server_that_is_gone_ends_a_transaction_quietly() -> None:
     """None begins, and one that had begun can be rolled back."""
     with EmbeddedPostgres() as own, migrated("gone", postgresql(own)) as alias:

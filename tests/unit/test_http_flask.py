@@ -148,15 +148,6 @@ def test_body_is_bounded_by_the_smaller_limit(ours: int, theirs: int | None, is_
     assert posted(client, "/a", environ_overrides={"CONTENT_LENGTH": "ten"})[0][0] == 400
 
 
-def test_path_that_no_rule_has_is_its_own_name() -> None:
-    """As where a view is called by a handler of errors."""
-    store = MemoryStore()
-    app = Flask("shop")
-    app.errorhandler(404)(idempotent_view(caller="anybody", store=store)(lambda error: ("found", 200)))
-    assert app.test_client().post("/lost", headers=KEY).status_code == 200
-    assert [each.task for each in store.scan()] == ["POST /lost"]
-
-
 @pytest.fixture(autouse=True)
 def _no_request_left() -> Iterator[None]:
     yield

@@ -112,11 +112,3 @@ def test_worker_without_its_table_does_not_start(shop: Shop) -> None:
         assert worker.wait(60) != 0
 
     assert "python manage.py migrate --database default" in shop.said()
-
-
-@pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
-def test_shops_own_tests_pass(shop: Shop) -> None:
-    """``manage.py test``: a database made by migrations, in memory on SQLite, and claims in its transactions."""
-    with shop.running("django", "test", "tests.django.project.shop") as process:
-        assert process.wait(60) == 0, shop.said()
-    assert "Ran 2 tests" in shop.said()
