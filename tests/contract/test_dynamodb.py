@@ -56,7 +56,7 @@ class TestDynamoDBStore(StoreContract, VerifiableContract):
 class TestDynamoDBAway(OutageContract):
     """Connections are refused; or accepted, and that is all."""
 
-    @pytest.fixture(params=["refused", "direct", "boto3"])
+    @pytest.fixture(params=["refused", "direct", pytest.param("boto3", marks=pytest.mark.nightly)])
     def unreachable_store(self, request: pytest.FixtureRequest) -> Iterator[Store]:
         path = "direct" if request.param == "refused" else request.param
         with socket.create_server(("127.0.0.1", 0)) as server:

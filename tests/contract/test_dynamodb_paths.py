@@ -164,7 +164,6 @@ QUOTED = refusal("ValidationException", "ConditionalCheckFailedException")
 ANSWERS: dict[str, tuple[Any, ...]] = {
     "success": (DONE, answer()),
     "success in chunks": (DONE, CHUNKS),
-    "success after a 100": (DONE, b"HTTP/1.1 100 Continue\r\n\r\n" + answer()),
     "lost to a record": (THEIRS, lost(Item=ITEM)),
     "lost to nothing": (None, lost()),
     "lost to a damaged item": ((RecordUnreadable, "damaged"), lost(Item={**ITEM, "status": {"S": "DONE"}})),
