@@ -33,6 +33,7 @@ from celery_idempotent.testing.contract.parallel import Exchange, is_linearizabl
 from celery_idempotent.testing.scenarios import ScenarioStore, WorkerDied
 from celery_idempotent.testing.stores import installed
 from tests.support.deliveries import an_app, published
+from tests.support.scene import raising
 
 
 def test_fake_store_keeps_time_by_hand_shows_its_records_and_meets_faults() -> None:
@@ -204,16 +205,11 @@ def broken(report: str) -> dict[str, int]:
 def test_effect_under_its_key_is_once(shop: Rehearsals) -> None:
     """A receiver that knows effect keys has one effect in every scenario, each an operation of its own."""
     charges: set[str] = set()
-
-    def charge(task: Any, to: str) -> None:
-        charges.add(current_attempt().effect_key("charge"))
-
-    def pay(task: Any, to: str) -> None:
-        current_attempt().step("charge", lambda step: charges.add(step.key))
-
-    assert shop.report(charge, effects=charges) == ""
+    assert shop.report(lambda _, to: charges.add(current_attempt().effect_key("charge")), effects=charges) == ""
     assert len(charges) == 16
-    assert shop.report(pay, Policy("to", effects={"charge": Keyed()}), effects=lambda: len(charges)) == ""
+    keyed = Policy("to", effects={"charge": Keyed()})
+    pay = shop.task(lambda _, to: current_attempt().step("charge", lambda step: charges.add(step.key)), keyed)
+    assert shop.report(pay, effects=lambda: len(charges)) == ""
 
 
 def test_scenarios_cover_every_write(shop: Rehearsals) -> None:
@@ -292,8 +288,7 @@ def test_broken_guard_is_reported(
 @pytest.mark.parametrize("option", ["acks_late", "reject_on_worker_lost"])
 def test_task_that_loses_messages_is_reported(shop: Rehearsals, option: str) -> None:
     """A message dies with its worker then, and no library brings it back."""
-    options: dict[str, Any] = {option: False}
-    task = shop.task(**options)
+    task = shop.task(None, None, **{option: False})
     with pytest.warns(IdempotencyWarning, match=option):
         shop.app.finalize()
     report = shop.report(task, promise="at least once")
@@ -340,13 +335,8 @@ def test_retries_and_rejected_messages_are_followed_to_their_end(shop: Rehearsal
 def test_delivery_that_does_not_settle_is_given_up(shop: Rehearsals) -> None:
     """A body that rejects its message, or postpones it for ever, has no effect and ends the rehearsal."""
 
-    def reject(task: Any, to: str) -> None:
-        raise Reject("never again", requeue=False)
-
-    def postpone(task: Any, to: str) -> None:
-        raise task.retry(countdown=1, max_retries=None)
-
-    rejecting, postponing = shop.report(reject), shop.report(postpone, max_retries=None)
+    rejecting = shop.report(raising(Reject("never again", requeue=False)))
+    postponing = shop.report(lambda task, to: task.retry(countdown=1, max_retries=None), max_retries=None)
     assert rows(rejecting) == rows(postponing) == {"delivered once": 0}
     assert postponing.count("postponed") == 50
     assert ", ignored" in shop.report(policy=Policy("to", on_conflict="skip"))
@@ -438,14 +428,11 @@ def test_commit_is_once_and_reported_without_its_condition(shop: Rehearsals, mon
     """What it writes is kept in the rehearsal's store; it is one of the writes at which all is tried."""
     write = {"Update": {"TableName": "stock", "Key": {"sku": "a"}}}
     task = shop.task(lambda task, to: current_attempt().commit("reserved", [write]))
-
-    def count() -> int:
-        return len(shop.app.conf.idempotency_store.committed)
-
-    assert shop.report(task, effects=count) == ""
+    count: dict[str, Any] = {"effects": lambda: len(shop.app.conf.idempotency_store.committed)}
+    assert shop.report(task, **count) == ""
     monkeypatch.setattr(FaultyStore, "swap_with", _writes_anything)
     lost = dict.fromkeys(("one reply is lost at the commit", "two answers are lost at the commit"), 2)
-    assert broken(shop.report(task, effects=count)) == lost
+    assert broken(shop.report(task, **count)) == lost
 
 
 class Ledger:
