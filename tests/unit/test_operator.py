@@ -225,14 +225,12 @@ def test_each_verdict_is_told_with_a_name_and_a_reason(app: Celery, caplog: pyte
 
 
 @pytest.mark.parametrize(
-    ("setting", "kept"),
-    [({}, YEAR), ({"idempotency_keep_verdicts": 7}, 7_000), ({"idempotency_keep_verdicts": 0}, 0)],
+    ("setting", "kept"), [({}, YEAR), ({"idempotency_keep_verdicts": 7}, 7_000), ({"idempotency_keep_verdicts": 0}, 0)]
 )
 def test_proof_of_a_verdict_stays_by_the_setting(app: Celery, setting: dict[str, int], kept: int) -> None:
     """A year, or what the setting says; what is forgotten on purpose is not kept for the sake of that."""
     app.conf.update(setting)
-    key = _kept(app, Status.UNKNOWN).key
-    judged = resolve(key, completed=None, app=app)
+    judged = resolve(key := _kept(app, Status.UNKNOWN).key, completed=None, app=app)
     assert kept_until(judged) == (judged.verdict["at"] + kept if kept else 0)
     assert "kept_until" not in forget(key, app=app).verdict
 
