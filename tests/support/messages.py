@@ -115,11 +115,9 @@ def linked() -> frozenset[str]:
     kinds: list[type[errors.IdempotencyError]] = [errors.IdempotencyError, UnreadableRow]
     for kind in kinds:
         kinds += kind.__subclasses__()
-        if kind.__module__.startswith("celery_idempotent.") and kind not in (
-            errors.IdempotencyError,
-            errors.PolicyError,
-        ):
-            found.add(kind.__new__(kind).see)  # of a PolicyError, the option counts
+        is_ours = kind.__module__.startswith("celery_idempotent.")
+        if is_ours and kind not in (errors.IdempotencyError, errors.PolicyError):  # of this one, the option counts
+            found.add(kind.__new__(kind).see)
     for module in modules():
         for call in module.calls("PolicyError", "Selector", "IdempotencyWarning", "Hint", "with_link", "say"):
             name = ast.unparse(call.func).rpartition(".")[2]
@@ -134,11 +132,9 @@ def linked() -> frozenset[str]:
             elif name == "with_link":
                 found |= {each for each in texts if "#" in each}
             else:
-                is_warning = name in ("IdempotencyWarning", "Hint")
-                found |= {
-                    errors.IdempotencyWarning("", each).see if is_warning else errors.PolicyError(each, "", "").see
-                    for each in texts
-                }
+                warned = {errors.IdempotencyWarning("", each).see for each in texts}
+                refused = {errors.PolicyError(each, "", "").see for each in texts}
+                found |= warned if name in ("IdempotencyWarning", "Hint") else refused
     return frozenset(found | {f"log-lines#{each.replace('_', '-')}" for each in events})
 
 

@@ -91,7 +91,6 @@ priced, emptying = of(Priced), of(Emptying)
 
 SPELT_OUT: dict[str, Any] = {"sku": "a", "count": 1}
 SHORT: dict[str, Any] = {"sku": "a"}
-
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (one, (SHORT,), {}),
     (one, (5,), {}),
@@ -174,8 +173,7 @@ def test_key_is_of_what_a_validator_makes() -> None:
 )
 def test_publisher_and_worker_have_one_key(hint: Any, sent: Any) -> None:
     """Whatever form the publisher gives an argument, its key is that of the delivery."""
-    app = an_app()
-    seen = []
+    app, seen = an_app(), []
 
     def keyed(self: Any, item: Any) -> None:
         seen.append(current_attempt().key)
