@@ -25,7 +25,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http_behaviour import Behaviour, Got, Reply, Shop
 
 MIDDLEWARE = f"{IdempotentViewMiddleware.__module__}.{IdempotentViewMiddleware.__qualname__}"
-FURTHER = [pytest.param(each, marks=pytest.mark.nightly) for each in ("async decorator", "middleware")]
+KINDS = ["decorator", "async decorator", "middleware", "async middleware"]
 
 
 def somebody(request: HttpRequest) -> str:
@@ -107,7 +107,7 @@ async def _awaited(chunks: list[bytes]) -> AsyncIterator[bytes]:
         yield each
 
 
-@pytest.fixture(params=["decorator", "async middleware", *FURTHER])
+@pytest.fixture(params=KINDS)
 def shop(request: pytest.FixtureRequest) -> DjangoShop:
     return DjangoShop(request.param)
 
