@@ -312,6 +312,7 @@ def test_clear_record_goes_on_under_encryption() -> None:
 TAMPERED: dict[str, tuple[str, Callable[[Record, Record], dict[str, Any]], str]] = {
     "another's step": ("released", lambda own, other: {"steps": other.steps}, "moved it here"),
     "step as another": ("released", lambda own, _: {"steps": {**own.steps, "x": own.steps["pay"]}}, "moved it here"),
+    "damaged step": ("released", lambda own, _: {"steps": {"pay": {"text": 1}}}, "not a state of a step"),
     "another's label": ("released", lambda own, other: {"label": other.label}, "the label"),
     "another's result": ("completed", lambda own, other: {"result": other.result}, "moved it here"),
     "failure as result": ("failed", lambda own, _: {"status": Status.COMPLETED}, "moved it here"),
