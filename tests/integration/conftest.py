@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
@@ -201,10 +202,9 @@ def store_url(account: str, address: str) -> str:
 @pytest.fixture
 def store(aws: AwsContainer, aws_account: str) -> Iterator[Store]:
     """The workers' store, provisioned, and seen past the faults."""
-    store = open_store(store_url(aws_account, aws.outside_address))
-    store.provision()
-    yield store
-    store.close()
+    with closing(open_store(store_url(aws_account, aws.outside_address))) as store:
+        store.provision()
+        yield store
 
 
 @pytest.fixture
@@ -220,9 +220,8 @@ def faults(aws: AwsContainer, default_pytest_celery_network: Any) -> Iterator[Tc
 @pytest.fixture
 def ledger(celery_backend: RedisTestBackend) -> Iterator[Ledger]:
     """What the tasks did."""
-    ledger = Ledger(celery_backend.config()["host_url"])
-    yield ledger
-    ledger.close()
+    with closing(Ledger(celery_backend.config()["host_url"])) as ledger:
+        yield ledger
 
 
 @pytest.fixture(scope="session", params=["idempotent", pytest.param("once", marks=pytest.mark.nightly)])

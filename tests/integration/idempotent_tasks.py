@@ -46,21 +46,16 @@ def write(kind: str, order_id: str, **details: Any) -> int:
     return attempt.number
 
 
-@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
-def charge(self: Any, order_id: str, gate: str = "", amount: int = 1) -> str:
-    """Have the effect once per order."""
-    return perform(self, order_id, gate)
-
-
 def _charge(name: str, policy: Policy) -> Any:
-    """A task that has the effect once per order."""
+    """A task that has the effect once per order, whatever else it is called with."""
 
-    def charge(self: Any, order_id: str, gate: str = "") -> str:
+    def charge(self: Any, order_id: str, gate: str = "", other: Any = None) -> str:
         return perform(self, order_id, gate)
 
     return shared_task(name=f"{__name__}.{name}", **GUARDED, idempotent=policy)(charge)
 
 
+charge = _charge("charge", ShortDelays(**QUICK))
 charge_published_once = _charge("charge_published_once", ShortDelays(**QUICK, publish="once"))
 charge_with_a_long_lease = _charge("charge_with_a_long_lease", ShortDelays(**{**QUICK, "lease": 90}))
 charge_with_a_lease_of_8_s = _charge("charge_with_a_lease_of_8_s", ShortDelays(**{**QUICK, "lease": 8}))

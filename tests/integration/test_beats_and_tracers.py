@@ -1,7 +1,7 @@
 """Whatever beats send and tracers write into headers: one operation stays one, two stay two, a tick runs once."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from subprocess import Popen
@@ -50,9 +50,8 @@ def ledger(redis_server: EmbeddedRedis, tracer: str) -> Iterator[Ledger]:
     for number in (6, 7, 8):
         with Redis.from_url(f"{server}/{number}") as client:
             client.flushdb()
-    ledger = Ledger(f"{server}/7")
-    yield ledger
-    ledger.close()
+    with closing(Ledger(f"{server}/7")) as ledger:
+        yield ledger
 
 
 @pytest.fixture

@@ -167,17 +167,17 @@ def test_a_member_widens_its_chord(canvas: Canvas, of: str) -> None:
     assert got(chord([canvas.widen.s([1, 2], of), canvas.add.s(5, 5, of)], canvas.total.s(of)).delay()) == 15
 
 
-class _Stamp(StampingVisitor):
-    def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
-        return {"stamp": "mark"}
-
-
 def test_stamps_reach_every_task(canvas: Canvas, of: str) -> None:
     """Members, retries, bodies and links carry the stamps of their canvas."""
+
+    class Stamp(StampingVisitor):
+        def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
+            return {"stamp": "mark"}
+
     members = [canvas.see.si(of, "member"), canvas.retry_with.si(of, {"countdown": 0})]
     stamped = chord(members, canvas.see_after.s(of, "body"))
     stamped.link(canvas.see_after.s(of, "link"))
-    stamped.stamp(_Stamp())
+    stamped.stamp(Stamp())
     got(stamped.apply_async())
     bodies = canvas.wait_for_bodies(of, 5)
     assert [body["stamps"] for body in bodies] == [{"stamp": "mark"}] * 5
