@@ -201,7 +201,8 @@ def __getattr__(name: str) -> Any:
     call_command("migrate", verbosity=0)
     from django_celery_beat.schedulers import DatabaseScheduler
 
-    return type(name, (SchedulerMixin, DatabaseScheduler), {})
+    globals()[name] = type(name, (SchedulerMixin, DatabaseScheduler), {})  # as Celery asks for it more than once
+    return globals()[name]
 
 
 def publish() -> None:
