@@ -39,8 +39,8 @@ def source(aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> EventSource:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     sqs = boto3.client("sqs")
-    given = {"VisibilityTimeout": f"{INVOCATION:.0f}"}
-    url = sqs.create_queue(QueueName=f"orders-{uuid4().hex}", Attributes=given)["QueueUrl"]
+    timeout = f"{INVOCATION:.0f}"
+    url = sqs.create_queue(QueueName=f"orders-{uuid4().hex}", Attributes={"VisibilityTimeout": timeout})["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     return EventSource(sqs, url, arn)
 

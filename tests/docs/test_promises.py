@@ -219,7 +219,7 @@ def publishing(request: pytest.FixtureRequest) -> Scene:
 
 def following(request: pytest.FixtureRequest, store: Any = None) -> Scene:
     """Publishing a receipt is a point of the stage; each time with the same task id and arguments."""
-    receivers = {"gateway": Gateway, "printer": partial(Line, point="print")}
+    receivers: dict[str, Any] = {"gateway": Gateway, "printer": partial(Line, point="print")}
     scene = Scene("follow-up-task", "pay", "o-1", 500, store=store, **receivers).counting("receipts", "printer")
     receipt, messages = scene.app.tasks["shop.receipt"], list[Any]()
     publish = receipt.apply_async
@@ -260,7 +260,7 @@ def relaying(request: pytest.FixtureRequest) -> Scene:
 
 
 def notifying(column: str, receiver: str, request: pytest.FixtureRequest) -> Scene:
-    lines = {"sms": partial(Line, point="text call"), "hook": partial(Line, point="webhook call")}
+    lines: dict[str, Any] = {"sms": partial(Line, point="text call"), "hook": partial(Line, point="webhook call")}
     return Scene("at-most-once", "notify", "o-1", **lines).counting(column, receiver)
 
 
@@ -381,7 +381,9 @@ CHARGE: list[tuple[Act, ...]] = [
     (dies("after COMPLETED", "call"), nothing),
     (stalls("before call"), stalls("after call"), stalls("before COMPLETED")),
 ]
-WINDOW = [(dies(when, hours_later=hours),) for hours in (23, 24) for when in ("before call", "after call")]
+WINDOW: list[tuple[Act, ...]] = [
+    (dies(when, hours_later=hours),) for hours in (23, 24) for when in ("before call", "after call")
+]
 LOST_THRICE = ["after commit", "after commit", "before commit"]
 COMMIT: list[tuple[Act, ...]] = [
     (dies("after claim"), dies("before commit")),

@@ -1,6 +1,7 @@
 """Real processes die by SIGKILL at every point of an attempt and of every kind of effect, over real stores."""
 
 import os
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_promises_survive_death_at_every_system_call(name: str) -> None:
 @pytest.mark.nightly
 def test_lease_is_waited_for_only_where_nobody_can_tell() -> None:
     """A killed pool process costs a moment, and the lease where claims name no process."""
-    given = {"death": recovery.Death.CHILD, "rounds": 1, "at_once": 2, "lease": recovery.SHORT_LEASE}
+    given: dict[str, Any] = {"death": recovery.Death.CHILD, "rounds": 1, "at_once": 2, "lease": recovery.SHORT_LEASE}
     parts = [recovery.Part(system=each, **given) for each in (recovery.System.OURS, recovery.System.BEFORE)]
     with a_store("redis"):  # or the test is skipped
         ours, before = recovery.run(1, lambda news: None, parts, ["redis"])

@@ -132,7 +132,8 @@ def form_token_in(html: str) -> str:
 
 def overview_of(person: TestClient) -> str:
     """The overview, once a count is over."""
-    return seen(person, "/", lambda page: 'http-equiv="refresh"' not in page.text).text
+    text: str = seen(person, "/", lambda page: 'http-equiv="refresh"' not in page.text).text
+    return text
 
 
 def seen(person: TestClient, path: str, is_wanted: Callable[[Any], bool]) -> Any:

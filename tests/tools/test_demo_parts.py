@@ -142,7 +142,7 @@ def test_a_kill_is_told_to_its_end() -> None:
     """Who was killed, who took over, and what became of it; a copy that is replayed meanwhile does not end the tale."""
     told = ["1 delivery", "1 kill before", "2 delivery", "2 taken_over", "2 effect"]
     told += ["3 delivery", "3 replayed", "3 returned", "2 returned"]
-    story, lines = Story(), []
+    story, lines = Story(), list[str]()
     for second, (pid, what, *point) in enumerate((each.split() for each in told), 100):
         row = Row(what=what, task=CHARGE, order=ORDER, point="".join(point), pid=int(pid), time=float(second))
         lines += filter(None, [story.hear(row)])

@@ -182,7 +182,7 @@ def test_look_ends_before_others_can_take_what_it_has(place: Place, monkeypatch:
     """A broker that is slow makes no duplicates; what was not tried is given back."""
     place.send("o-1", "o-2")
     publish, clock = outbox._publish, [0.0]
-    monkeypatch.setattr(outbox.clock, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("celery_idempotent.clock.monotonic", lambda: clock[0])
 
     def slow(*arguments: Any) -> None:
         clock[0] += 31

@@ -96,8 +96,8 @@ def test_only_the_serializer_of_results_and_json_are_decoded(settings: Any, acce
 
 def a_store(error: StoreUnavailable | None = None) -> StoreWrapper:
     """A store that other processes could see, and that says what is wrong with it."""
-    store: Any = StoreWrapper(MemoryStore())
-    store.verify = Mock(side_effect=error)
+    store = StoreWrapper(MemoryStore())
+    vars(store)["verify"] = Mock(side_effect=error)
     return store
 
 
