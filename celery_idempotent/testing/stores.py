@@ -178,16 +178,12 @@ def installed(store: Store, *apps: Celery) -> Iterator[None]:
 @contextmanager
 def _named(app: Celery, store: Store) -> Iterator[None]:
     try:
-        before = app.conf.get("idempotency_store")  # reading a setting is what has Celery load them all
+        app.conf.get("idempotency_store")  # reading a setting is what has Celery load them all
     except Exception:  # noqa: BLE001 - an app that nobody can use need not break the tests of another
         yield
         return
-    name = _setting(app)
-    app.conf[name] = store
-    try:
+    with patch.dict(app.conf.changes, {_setting(app): store}):
         yield
-    finally:
-        app.conf[name] = before
 
 
 def _setting(app: Celery) -> str:

@@ -54,9 +54,9 @@ def test_fake_store_keeps_time_by_hand_shows_its_records_and_meets_faults() -> N
 
 
 def test_installed_store_gives_way_to_what_was_there() -> None:
-    """A store, a URL or nothing; also if the block raises."""
-    for before in (None, "memory://", FakeStore()):
-        app = Celery("a", set_as_current=False)
+    """A store, a URL or nothing, also if the block raises, and by any name: what is set afterwards counts again."""
+    for before, namespace in ((None, ""), ("memory://", ""), (FakeStore(), ""), ("memory://", "CELERY")):
+        app = Celery("a", set_as_current=False, namespace=namespace)
         if before is not None:
             app.conf.idempotency_store = before
         store: Store = FakeStore()
@@ -64,6 +64,8 @@ def test_installed_store_gives_way_to_what_was_there() -> None:
             assert app.conf.idempotency_store is store
             raise KeyError
         assert app.conf.get("idempotency_store") is before
+        app.conf.idempotency_store = store
+        assert app.conf.idempotency_store is store
 
 
 def test_store_is_behind_all_that_records() -> None:
