@@ -84,7 +84,7 @@ fast: lint types pure  ## after every change, in seconds: linters, types, unit t
 test: lint types covered evidence integration  ## before a patch: everything that CI runs
 
 nightly:  ## before a release: what is slow and rarely breaks, too
-	$(MAKE) test TESTS=
+	NIGHTLY=1 $(MAKE) test TESTS=
 	$(MAKE) oldest
 
 lint: $(INSTALLED)

@@ -35,8 +35,14 @@ def _start_traced(function: Callable[..., object], arguments: tuple[Any, ...]) -
     return _start_new_thread(run, arguments)
 
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")  # no test is about how long an example takes
+NIGHTLY = os.environ.get("NIGHTLY") == "1"
+settings.register_profile(
+    "untimed",  # no test is about how long an example takes
+    deadline=None,
+    max_examples=300 if NIGHTLY else 40,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -106,9 +106,9 @@ _HALF = answer(200, b"half", etag='"e"', content_length="8", connection="close",
         ("put", _error("AuthorizationHeaderMalformed", 400), StoreMisconfigured, "in another Region; name it"),
         ("get", _error("InvalidObjectState", 403), StoreMisconfigured, "the object is archived"),
         # What may pass is an outage, after the tries of boto3.
-        *((ask, _error("SlowDown", 503), StoreUnavailable, None) for ask in ("put", "get")),
-        *((ask, CLOSE, StoreUnavailable, None) for ask in ("put", "get")),
-        *((ask, _page(502), StoreUnavailable, None) for ask in ("put", "get")),
+        ("put", _error("SlowDown", 503), StoreUnavailable, None),
+        ("get", CLOSE, StoreUnavailable, None),
+        ("get", _page(502), StoreUnavailable, None),
         ("put", _page(200), StoreUnavailable, "it is not S3's"),  # or a record would point to nothing
         ("put", _error("NoSuchKey", 404), StoreUnavailable, "NoSuchKey"),  # of a put, no object can be missing
         ("get", _HALF, StoreUnavailable, "GetObject"),  # half of a result is none

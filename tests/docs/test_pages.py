@@ -57,6 +57,31 @@ GATEWAY = Mock(**{"charge.return_value": "ch_1"})
 by_page = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 
 
+def _prose(document: Path) -> str:
+    return re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(document: Path) -> set[str]:
+    """Of headings, as GitHub and MyST write them, and those that are written out."""
+    heads = re.findall(r"^#+ (.+)$", _prose(document), re.MULTILINE)
+    texts = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head).lower() for head in heads)
+    return {re.sub(r"[^\w -]", "", text).replace(" ", "-") for text in texts} | set(
+        re.findall(r'id="([^"]+)"', _prose(document))
+    )
+
+
+@by_page
+def test_links_lead_to_what_is_there(document: Path) -> None:
+    """To files of the repository and headings of its pages; the site is built at night."""
+    dead = []
+    for target in re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", _prose(document)):
+        path, _, anchor = target.partition("#")
+        there = document.parent / path if path else document
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in _anchors(there)):
+            dead.append(target)
+    assert dead == []
+
+
 @by_page
 def test_python_blocks_run(document: Path, unchanged_celery: None) -> None:
     """A reader can paste them: every block runs after those before it, and programs compile."""

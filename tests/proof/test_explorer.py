@@ -15,7 +15,13 @@ from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Declined, Effect, Fault, Pr
 
 EFFECTS = [each for each in Effect if each not in {each.effect for each in NOT_ENOUGH}]
 UNCONDITIONAL = next(each for each in MUTANTS if each.name == "completion without a condition")
-SLOW = {"rerun, failing, published once", "rerun, step, failing, published once", "rerun, fenced step, forgetful store"}
+SLOW = {
+    *("rerun, failing, published once", "rerun, step, failing, published once", "rerun, fenced step, forgetful store"),
+    *("rerun, failing, forgetful store", "rerun, forgetful store", "rerun, published once", "rerun, failing"),
+    *("rerun, step under refuse, with a deadline", "rerun, 1 takeover, with a deadline, asking"),
+    *("rerun, step under refuse, struck amid and after", "rerun, step under refuse, forgetful store"),
+    "rerun, step under refuse, receiver honours its key",
+}
 REPEATED = "must not be repeated was repeated"
 
 

@@ -27,7 +27,7 @@ OF_THE_ENGINE = {
 }
 """Of a policy: what the engine reads of it, in its own units. Users have the fields."""
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 class Addresses(HTMLParser):
