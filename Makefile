@@ -96,7 +96,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 pure: $(INSTALLED)
-	$(PYTEST) $(WORKERS) tests/unit
+	$(PYTEST) $$(($(WORKERS) + 1)) tests/unit
 
 covered: $(SYSTEM)
 	@# Apart from the races of the contract: whoever has imported the unit tests has an audit hook, and in its midst

@@ -132,6 +132,7 @@ CRON = {
 cronspecs = st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in CRON.items()})
 
 
+@settings(max_examples=15)
 @given(moments, cronspecs, st.timedeltas(timedelta(0), timedelta(days=3)))
 def test_a_crontab_has_the_same_due_time_whenever_it_is_asked(
     now: datetime, spec: dict[str, str], later: timedelta
@@ -225,7 +226,6 @@ def test_a_beat_sends_the_latest_tick_that_it_has_not_sent(seconds: Any, sent: l
     assert scheduler.sent == _ticks(*sent)
 
 
-@settings(max_examples=150)
 @given(
     st.sampled_from([0.7, 1, 7, 60, 600]).map(lambda seconds: timedelta(seconds=seconds)),
     st.timedeltas(timedelta(0), timedelta(days=1)),
