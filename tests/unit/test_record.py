@@ -125,6 +125,7 @@ WRITTEN = replace(a_completion(a_record()), key="k", fingerprint=None)
 DAMAGE = st.one_of(st.none(), st.booleans(), st.integers(max_value=-1), st.integers(2**63), st.floats(), st.just([1]))
 
 
+@example("status", "DONE")
 @given(st.sampled_from([each.name for each in fields(Record)]), DAMAGE)
 def test_damaged_record_runs_no_body_and_is_named(field: str, value: object) -> None:
     """Whatever stands in a field that cannot be what was written: it may be an outcome, and somebody must look."""
@@ -136,7 +137,7 @@ def test_damaged_record_runs_no_body_and_is_named(field: str, value: object) -> 
     else:
         with pytest.raises(RecordUnreadable, match=re.escape(repr(value)) if field == "key" else "'k'") as raised:
             scene.run(lambda claim: "never", on_outage="run")
-        assert "schema" in str(raised.value) or field in str(raised.value)
+        assert {"schema", field} & set(re.findall(r"\w+", str(raised.value).lower()))
         assert scene.told == "record_unreadable"
     assert scene.runs == 0
 
