@@ -137,7 +137,8 @@ def test_damaged_record_runs_no_body_and_is_named(field: str, value: object) -> 
     else:
         with pytest.raises(RecordUnreadable, match=re.escape(repr(value)) if field == "key" else "'k'") as raised:
             scene.run(lambda claim: "never", on_outage="run")
-        assert {"schema", field} & set(re.findall(r"\w+", str(raised.value).lower()))
+        text = str(raised.value).lower()
+        assert "schema" in text or field in text
         assert scene.told == "record_unreadable"
     assert scene.runs == 0
 
