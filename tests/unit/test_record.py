@@ -14,7 +14,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from cryptography.fernet import Fernet
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_idempotent import IdempotentTask, LeaseLost, OutcomeUnknown, Policy, Record, Status, current_attempt
