@@ -11,11 +11,14 @@ from celery_idempotent.testing.contract import (
     TransactionalContract,
     VerifiableContract,
 )
+from celery_idempotent.testing.coverage import Death, EffectCoverage, effect_coverage
 from celery_idempotent.testing.effects import assert_effect_once
 from celery_idempotent.testing.stores import FakeClock, FakeStore, FaultyStore, StoreWrapper
 
 __all__ = [
     "CommittingContract",
+    "Death",
+    "EffectCoverage",
     "FakeClock",
     "FakeStore",
     "FaultyStore",
@@ -27,4 +30,5 @@ __all__ = [
     "TransactionalContract",
     "VerifiableContract",
     "assert_effect_once",
+    "effect_coverage",
 ]

@@ -61,15 +61,7 @@ def assert_effect_once(
         ValueError: ``promise`` is not one of the three.
     """
     __tracebackhide__ = True
-    if promise not in get_args(Promise):
-        raise ValueError(with_link(f"promise={promise!r}: must be one of {get_args(Promise)}", "errors#test-argument"))
-    if not isinstance(task, Task):
-        raise TypeError(
-            with_link(
-                f"task={task!r}: must be a Celery task; not its function, its signature or its name",
-                "errors#test-argument",
-            )
-        )
+    checked(task, promise)
     with (
         closing(ScenarioStore(task.app.conf.get("idempotency_store"))) as store,
         Deliveries.of(task) as deliveries,
@@ -79,6 +71,19 @@ def assert_effect_once(
         rows = Scenarios(deliveries, store, args, kwargs, count, reset).play_all()
     if not all(_keeps(row, promise) for row in rows):
         raise AssertionError(_report(deliveries.task, promise, rows, are_runs=effects is None))
+
+
+def checked(task: Task, promise: Promise) -> None:
+    """Refuse what is not a task, or not a promise."""
+    if promise not in get_args(Promise):
+        raise ValueError(with_link(f"promise={promise!r}: must be one of {get_args(Promise)}", "errors#test-argument"))
+    if not isinstance(task, Task):
+        raise TypeError(
+            with_link(
+                f"task={task!r}: must be a Celery task; not its function, its signature or its name",
+                "errors#test-argument",
+            )
+        )
 
 
 def _counting(effects: Callable[[], int] | Sized | None, deliveries: Deliveries) -> Callable[[], int]:

@@ -114,6 +114,10 @@ class Deliveries:
             DeliveryResult("SUCCESS", traced.retval) if info is None else DeliveryResult(info.state, info.retval)
         ), published
 
+    def published_by(self, message: Message) -> list[Message]:
+        """What the task has published in the place of ``message``, also where its delivery has not ended."""
+        return self._published.get(message.task_id, [])
+
     def _watch(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(run)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -197,7 +201,9 @@ class ScenarioStore(FakeStore):
         self._thread = 0
         self._deliveries = 0
         self._has_claim = False
-        self._is_dead = False
+        self._owner = ""
+        self._dead_owners: set[str] = set()
+        self._dead_threads: set[int] = set()
 
     def plan(self, fate: tuple[int, Fate] | None) -> None:
         """Begin an operation; ``fate`` is for its write of that number."""
@@ -206,16 +212,23 @@ class ScenarioStore(FakeStore):
     @contextmanager
     def delivering(self) -> Iterator[None]:
         """Within the block the calling thread executes a delivery of the operation."""
-        self._thread, self._has_claim, self._is_dead = threading.get_ident(), False, False
+        self._thread, self._has_claim, self._owner = threading.get_ident(), False, ""
+        self._dead_threads.discard(self._thread)
         self._deliveries += 1
         try:
             yield
         finally:
-            self._thread, self._is_dead = 0, False
+            if self._thread == threading.get_ident():  # one that died may come to its end in the midst of the next
+                self._thread = 0
+
+    def bury(self) -> None:
+        """Take nothing from the attempt of the delivery any more, neither from its thread nor from its heartbeat."""
+        self._dead_owners.add(self._owner)
+        self._dead_threads.add(threading.get_ident())
 
     def die(self) -> NoReturn:
         """End the delivery: nothing of it is written from now on."""
-        self._is_dead = True
+        self.bury()
         raise WorkerDied
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
@@ -256,12 +269,13 @@ class ScenarioStore(FakeStore):
             self._own.close()
 
     def _meet_fate(self, new: Record, what: str, swap: Callable[[], Record | None]) -> Record | None:
+        if threading.get_ident() in self._dead_threads:
+            raise WorkerDied
         if threading.get_ident() != self._thread:
-            if self._is_dead:  # the heartbeat's thread outlives every attempt: it must see an error that it knows
+            if new.owner in self._dead_owners:  # the heartbeat's thread must see an error that it knows
                 raise StoreUnavailable(repr(self), "swap", "the worker is dead")
             return swap()
-        if self._is_dead:
-            raise WorkerDied
+        self._owner = new.owner
         number = len(self.writes)
         self.writes.append(self._name(what))
         fate = self._fate[1] if self._fate and self._fate[0] == number else None
@@ -338,16 +352,19 @@ class _ScenarioTransaction:
         self._own.commit()
 
 
+DeliverOnce = Callable[[Message], tuple[DeliveryResult, list[Message]]]
+
+
 @dataclass
 class Scenarios:
     """All scenarios of one call."""
 
     deliveries: Deliveries
     store: ScenarioStore
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    count: Callable[[], int]
-    reset: Callable[[], object]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    count: Callable[[], int] = int
+    reset: Callable[[], object] = nothing
 
     def __post_init__(self) -> None:
         task = self.deliveries.task
@@ -357,7 +374,7 @@ class Scenarios:
 
     def play_all(self) -> list[Row]:
         """What came of each; only the first if that says nothing about one effect."""
-        once = self._play("delivery", "delivered once", self._deliver)
+        once = self._play("delivery", "delivered once", self.deliver)
         if once.effects != 1:
             return [once]
         writes = self.store.writes
@@ -388,18 +405,23 @@ class Scenarios:
         endings = act(self.deliveries.message(f"rehearsal:{uuid4()}", *self.args, **self.kwargs))
         return Row(kind, name, self.count() - before, tuple(endings))
 
-    def _deliver(self, message: Message) -> list[DeliveryResult]:
+    def deliver(self, message: Message, deliver_once: DeliverOnce | None = None) -> list[DeliveryResult]:
         """Deliver until nothing is left to deliver; every time after the lease."""
+        deliver_once = deliver_once or self.deliver_once
         endings: list[DeliveryResult] = []
         waiting = [message]
         while waiting and len(endings) < _MAX_DELIVERIES:
             message = waiting.pop(0)
-            with self.store.delivering():
-                ending, published = self.deliveries.deliver(message)
+            ending, published = deliver_once(message)
             endings.append(ending)
             waiting += self._next(message, ending, published)
             self.store.advance(self._lease if waiting else 0)
         return endings
+
+    def deliver_once(self, message: Message) -> tuple[DeliveryResult, list[Message]]:
+        """One delivery, how it ended, and what was published in its place."""
+        with self.store.delivering():
+            return self.deliveries.deliver(message)
 
     def _next(self, message: Message, ending: DeliveryResult, published: Sequence[Message]) -> list[Message]:
         """What a broker delivers then."""
@@ -413,8 +435,8 @@ class Scenarios:
 
         But that one must not make up for a message that is lost.
         """
-        endings = self._deliver(message)
-        return endings if endings[-1].how == "DIED" else endings + self._deliver(_duplicate(message))
+        endings = self.deliver(message)
+        return endings if endings[-1].how == "DIED" else endings + self.deliver(_duplicate(message))
 
     def _deliver_two(self, moment: Moment, message: Message) -> list[DeliveryResult]:
         """While the first delivery is at ``moment``, a second one comes, and gets as far or is sent away."""
@@ -437,7 +459,7 @@ class Scenarios:
         endings = [ending for _, ending, _ in ended]
         for each in [waiting for one in ended for waiting in self._next(*one)]:
             self.store.advance(self._lease)
-            endings += self._deliver(each)
+            endings += self.deliver(each)
         return endings
 
     def _die(self, moment: Moment, message: Message) -> list[DeliveryResult]:

@@ -1,0 +1,305 @@
+"""At which lines may a worker die? Each executed line of a task's author is tried, and the effects are counted.
+
+:func:`~celery_idempotent.testing.assert_effect_once` tries deaths at the writes to the store and at both ends of a
+body. This tries what lies between, also of tasks that know nothing of this library.
+"""
+
+import linecache
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+from celery import Task
+
+from celery_idempotent.testing.deaths import Execution, Point, Source, Statement, When
+from celery_idempotent.testing.effects import Promise, checked
+from celery_idempotent.testing.scenarios import (
+    Deliveries,
+    DeliveryResult,
+    Message,
+    Scenarios,
+    ScenarioStore,
+    WorkerDied,
+)
+from celery_idempotent.testing.stores import installed
+from celery_idempotent.troubleshooting import with_link
+
+_PATIENCE = 1.0
+"""Seconds for which the next delivery may wait for what a dead one holds."""
+
+_WIDTH = 88
+"""Columns of source in a report, at most."""
+
+_TRIALS = 3
+"""How often a line is tried that a trial did not come by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A death right before or right after a statement, and how many effects there were in the end."""
+
+    path: str
+    #: The statement's first line.
+    line: int
+    when: When
+    #: None where no trial came by the line again.
+    effects: int | None
+    expected: int
+    #: False where the line is to blame: up to there, a death had other effects.
+    ok: bool
+    #: Where effects are not as expected: the line that is to blame, which may be one before.
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class EffectCoverage:
+    """What :func:`effect_coverage` found; ``str(report)`` is the source, with its margins."""
+
+    task: str
+    #: In the order of their execution.
+    deaths: tuple[Death, ...]
+    #: What was not tried, and why.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there were lines to die at, and none is to blame."""
+        return bool(self.deaths) and all(each.ok for each in self.deaths)
+
+    @property
+    def percent(self) -> float:
+        """How many of the deaths have no line to blame, in percent; 0 where there was none."""
+        return 100 * sum(each.ok for each in self.deaths) / len(self.deaths) if self.deaths else 0.0
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def margins(self) -> dict[str, dict[int, str]]:
+        """By path and line, what became of the deaths there."""
+        found: dict[str, dict[int, str]] = {}
+        for death in sorted(self.deaths, key=lambda death: (death.path, death.line, death.when == "after")):
+            rows = found.setdefault(death.path, {})
+            said = [each for each in (rows.get(death.line, ""), _said_of(death)) if each]
+            rows[death.line] = ", ".join(said)
+        return {path: {line: said or "ok" for line, said in rows.items()} for path, rows in found.items()}
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.task}: {self.percent:.0f} % of {len(self.deaths)} deaths are safe"
+        for path, margins in self.margins().items():
+            yield f"\n{path}"
+            sources = {line: linecache.getline(path, line).rstrip() for line in margins}
+            width = min(max(map(len, sources.values())), _WIDTH)
+            yield from (f"{line:5}  {sources[line]:<{width}}  {said}" for line, said in margins.items())
+        yield from (f"* {note}" for note in self.notes)
+
+
+def _said_of(death: Death) -> str:
+    if death.effects is None:
+        return f"died {death.when}: not reached again"
+    if death.ok and (not death.cause or death.when == "after"):
+        return f"ok but for {death.cause}" if death.cause else ""
+    if death.ok:
+        return ""
+    return f"died {death.when}: " + ("lost" if death.effects == 0 else f"{death.effects}x instead of {death.expected}x")
+
+
+def effect_coverage(
+    task: Task,
+    args: Callable[[int], Sequence[Any]] = lambda trial: (),
+    *,
+    effects: Callable[[int], int | Sized],
+    kwargs: Callable[[int], Mapping[str, Any]] = lambda trial: {},
+    promise: Promise = "exactly once",
+    source: Sequence[str] = (),
+    on_progress: Callable[[int, int], object] = lambda done, of: None,
+) -> EffectCoverage:
+    """Kill ``task`` before and after each executed line of its author's, deliver it again, and count its effects.
+
+    The task is delivered by Celery's own tracer in this process, on a store in memory, without a broker or a backend.
+    It runs to its end twice, so that what happens once per process has happened; the second time its lines are learnt.
+    Then there is a trial for each side of each line: the worker dies there, at its first pass, and the message is
+    delivered again as a broker would until nothing is left to deliver. It works for plain Celery tasks, too.
+
+    A dead worker is a thread that stands still at the line until the effects are counted, so none of its ``finally``
+    blocks and handlers runs before. Each delivery has a thread of its own: it does not see what a test has written in a
+    transaction that is still open. Deaths within C functions, in other threads of a body and in other processes are not
+    tried.
+
+    A line is to blame where its death has other effects than the death a moment earlier. Whatever comes after it is
+    repeated with it, and is not to blame.
+
+    Args:
+        task: Your task; nothing of it is replaced but what surrounds its body.
+        args: Makes the positional arguments of a trial, of which each is an operation of its own.
+        effects: How many effects a trial has had: a number, or something with a length. What was there before it does
+            not count.
+        kwargs: Makes the keyword arguments of a trial.
+        promise: ``"exactly once"``: each death has as many effects as a quiet run; ``"at least once"``: it may have
+            more; ``"at most once"``: it may have fewer.
+        source: Packages, modules or paths whose lines are tried. Where it is empty: the top package of the task's
+            module, without what is installed.
+        on_progress: Called after each trial with the number of those done, and of all.
+
+    Returns:
+        The report. ``assert report.is_complete, report`` shows its source with the lines that are not safe.
+
+    Raises:
+        TypeError: ``task`` is not a task.
+        ValueError: ``promise`` is not one of the three, or a quiet run has no effect.
+    """
+    __tracebackhide__ = True
+    checked(task, promise)
+    ours = Source(*(source or [task.__module__.partition(".")[0]]))
+    with (
+        closing(ScenarioStore(task.app.conf.get("idempotency_store"))) as store,
+        Deliveries.of(task) as deliveries,
+        installed(store, task.app),
+    ):
+        trials = _Trials(Scenarios(deliveries, store), ours, args, kwargs, effects)
+        trials.run()
+        expected = trials.run(learns=True)
+        if expected < 1:
+            raise ValueError(with_link(trials.explain_silence(), "errors#test-argument"))
+        search = _Search(trials, expected, promise)
+        tried = list(dict.fromkeys(point for point in trials.points if point.number == 1))
+        for done, point in enumerate(tried, 1):
+            search.try_point(point)
+            on_progress(done, len(tried))
+    return EffectCoverage(task.name, search.deaths())
+
+
+@dataclass
+class _Search:
+    """Which statement is to blame for each change of the effects, from one death to the next?"""
+
+    trials: "_Trials"
+    expected: int
+    promise: Promise
+    effects: dict[Point, int | None] = field(default_factory=dict)
+    causes: dict[Point, Statement] = field(default_factory=dict)
+
+    def try_point(self, point: Point) -> None:
+        before = next(reversed(self.effects), None)
+        found = self.effects[point] = self.trials.effects_of_death(point)
+        if found is not None and _keeps(found, self.expected, self.promise):
+            return
+        if before in self.causes and self.effects[before] == found:
+            self.causes[point] = self.causes[before]
+        else:
+            self.causes[point] = self._culprit(before, point, found)
+
+    def _culprit(self, before: Point | None, point: Point, found: int | None) -> Statement:
+        """The statement at which the effects became ``found``; later passes of a loop may lie between."""
+        if before is None or found is None:
+            return point.statement
+        points = self.trials.points
+        low, high = points.index(before), points.index(point)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.trials.effects_of_death(points[middle]) == self.effects[before]:
+                low = middle
+            else:
+                high = middle
+        return (points[high] if points[high].when == "after" else points[low]).statement
+
+    def deaths(self) -> tuple[Death, ...]:
+        blamed = {cause: self._witness(cause) for cause in self.causes.values()}
+        return tuple(
+            Death(
+                point.statement.path,
+                point.statement.line,
+                point.when,
+                effects,
+                self.expected,
+                point not in blamed.values(),
+                f"line {cause.line}" if (cause := self.causes.get(point)) else "",
+            )
+            for point, effects in self.effects.items()
+        )
+
+    def _witness(self, cause: Statement) -> Point:
+        """The death at the blamed statement itself: the first with wrong effects, or else the last."""
+        own = [point for point in self.effects if point.statement == cause]
+        return next((point for point in own if self.causes.get(point) == cause), own[-1])
+
+
+def _keeps(effects: int, expected: int, promise: Promise) -> bool:
+    too_many, too_few = effects > expected, effects < expected
+    return not (too_many and promise != "at least once") and not (too_few and promise != "at most once")
+
+
+@dataclass
+class _Trials:
+    scenarios: Scenarios
+    source: Source
+    args: Callable[[int], Sequence[Any]]
+    kwargs: Callable[[int], Mapping[str, Any]]
+    effects: Callable[[int], int | Sized]
+    numbers: Iterator[int] = field(default_factory=count)
+    points: list[Point] = field(default_factory=list)
+    endings: list[DeliveryResult] = field(default_factory=list)
+    dead: Execution | None = None
+
+    def effects_of_death(self, point: Point) -> int | None:
+        for _ in range(_TRIALS):
+            found = self.run(point)
+            if self.dead:
+                return found
+        return None
+
+    def run(self, fatal: Point | None = None, *, learns: bool = False) -> int:
+        """The effects of a trial, in which a worker dies at ``fatal``, if there is one."""
+        trial, self.dead = next(self.numbers), None
+        before = self._count(trial)
+        self.scenarios.store.plan(None)
+        message = self.scenarios.deliveries.message(f"coverage:{uuid4()}", *self.args(trial), **self.kwargs(trial))
+        with self._burial():
+            self.endings = self.scenarios.deliver(message, partial(self._deliver_once, fatal, learns))
+            return self._count(trial) - before
+
+    def explain_silence(self) -> str:
+        name, ending = self.scenarios.deliveries.task.name, self.endings[-1]
+        why = f"; its body raised {ending.value!r}" if ending.how == "FAILURE" else ""
+        return (
+            f"effects= counted none after a quiet run of {name}{why}: let it count those of its trial, and let args= "
+            "make arguments with which the body succeeds"
+        )
+
+    def _deliver_once(
+        self, fatal: Point | None, learns: bool, message: Message
+    ) -> tuple[DeliveryResult, list[Message]]:
+        is_traced = learns or (fatal is not None and self.dead is None)
+        call = partial(self.scenarios.deliver_once, message)
+        execution = Execution(call, self.source if is_traced else None, fatal, self.scenarios.store.bury)
+        execution.start_and_wait()
+        if learns:
+            self.points += execution.points
+        if execution.is_dead:
+            self.dead = execution
+            return DeliveryResult("DIED", WorkerDied()), self.scenarios.deliveries.published_by(message)
+        if execution.error is not None:
+            raise execution.error
+        return execution.result
+
+    @contextmanager
+    def _burial(self) -> Iterator[None]:
+        """Unwind who died in the block at its end, or as soon as others have waited for too long for what it holds."""
+        timer = threading.Timer(_PATIENCE, lambda: self.dead and self.dead.unwind())
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if self.dead is not None:
+                self.dead.unwind()
+                self.dead.join(_PATIENCE)
+
+    def _count(self, trial: int) -> int:
+        found = self.effects(trial)
+        return len(found) if isinstance(found, Sized) else found

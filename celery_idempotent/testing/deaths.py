@@ -1,0 +1,233 @@
+"""A worker's death at a line of its author's code, acted by a thread that stands still there.
+
+An exception at the line would unwind the body, and its ``finally`` blocks and handlers would run: a killed process runs
+none. So the thread waits at the line for as long as the effects are counted. Afterwards it is unwound, since it holds
+connections, locks and transactions that a server or the kernel would have taken from a dead process. On that way it
+leaves ``with`` blocks of other people's code, so that a transaction is rolled back, and executes nothing
+of its author's.
+
+One way for all versions of Python: :func:`sys.settrace` sees the lines of its own thread alone, and leaves the tools of
+:mod:`sys.monitoring`, coverage and debuggers of other threads alone.
+"""
+
+import ast
+import dis
+import functools
+import linecache
+import sys
+import sysconfig
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Literal, NamedTuple
+
+import celery_idempotent
+from celery_idempotent.testing.scenarios import WorkerDied
+
+When = Literal["before", "after"]
+
+_POINTS = 100_000
+"""How many of an execution are kept: loops have many passes."""
+
+_YIELD = dis.opmap["YIELD_VALUE"]
+_EXITS = dis.opmap["WITH_EXCEPT_START"]
+_FOREIGN = (*(sysconfig.get_paths()[each] for each in ("purelib", "platlib", "stdlib")), celery_idempotent.__path__[0])
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Statement:
+    """A statement of a file, from its first line to its last; a compound one has a statement for each of its heads."""
+
+    path: str
+    line: int
+    last: int
+
+
+class Point(NamedTuple):
+    """One side of a statement, at which a worker may die, at the pass of that number."""
+
+    statement: Statement
+    when: When
+    number: int
+
+
+class Source:
+    """The code whose lines are the author's: the packages or files that ``names`` import or lie at."""
+
+    def __init__(self, *names: str) -> None:
+        self._roots = tuple(each for name in names for each in _places(name))
+        self._is_ours: dict[CodeType, bool] = {}
+
+    def has(self, code: CodeType) -> bool:
+        """Whether the author wrote it, and it runs in each delivery: the body of a module runs in one."""
+        if code not in self._is_ours:
+            path = code.co_filename
+            is_below = any(path == root or path.startswith(f"{root}/") for root in self._roots)
+            self._is_ours[code] = is_below and code.co_name != "<module>" and not _is_foreign(path, self._roots)
+        return self._is_ours[code]
+
+
+def _places(name: str) -> Iterator[str]:
+    if "/" in name or name.endswith(".py"):
+        yield str(Path(name).resolve())
+        return
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None) or (find_spec(name) if module is None else None)
+    folders = getattr(spec, "submodule_search_locations", None)
+    yield from folders or [
+        path for path in [getattr(module, "__file__", None) or getattr(spec, "origin", None)] if path
+    ]
+
+
+def _is_foreign(path: str, roots: tuple[str, ...]) -> bool:
+    """Whether the file is of an installed package, of Python or of this library, unless it was asked for."""
+    return any(path.startswith(f"{place}/") and not any(root.startswith(place) for root in roots) for place in _FOREIGN)
+
+
+@functools.cache
+def statements(path: str) -> dict[int, Statement]:
+    """The statement of each line of a file. Of compound statements only the heads: their bodies have their own."""
+    found: dict[int, Statement] = {}
+    for node in ast.walk(ast.parse("".join(linecache.getlines(path)))):
+        if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case) and not isinstance(
+            node, ast.Try | ast.TryStar
+        ):
+            start = node.pattern.lineno if isinstance(node, ast.match_case) else node.lineno
+            start = min([start, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+            body: list[ast.stmt] = getattr(node, "body", [])
+            last = (body[-1] if isinstance(node, ast.match_case) else node).end_lineno or start
+            found.update(
+                (line, Statement(path, start, last)) for line in range(start, body[0].lineno if body else last + 1)
+            )
+    return found
+
+
+@functools.cache
+def _heads_of_with(path: str) -> frozenset[int]:
+    tree = ast.parse("".join(linecache.getlines(path)))
+    return frozenset(each.lineno for each in ast.walk(tree) if isinstance(each, ast.With | ast.AsyncWith))
+
+
+class _Unwinding(WorkerDied, GeneratorExit):
+    """Passes by generators that are closed on the way without a word, as their own end does."""
+
+
+class Execution(threading.Thread):
+    """Executes ``call`` in a process's place: to its end, or to its death right before or after ``statement``."""
+
+    def __init__(
+        self,
+        call: Callable[[], Any],
+        source: Source | None = None,
+        fatal: Point | None = None,
+        on_death: Callable[[], object] = lambda: None,
+    ) -> None:
+        super().__init__(daemon=True, name="a worker that may die")
+        self._call = call
+        self._source = source
+        self._fatal = fatal
+        self._on_death = on_death
+        self._entered: dict[FrameType, dict[Statement, int]] = {}
+        self._passes: Counter[Statement] = Counter()
+        self._settled, self._end = threading.Event(), threading.Event()
+        self.is_dead = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        #: What was come by, in order.
+        self.points: list[Point] = []
+
+    def start_and_wait(self) -> None:
+        """Until it has ended or died."""
+        self.start()
+        self._settled.wait()
+
+    def unwind(self) -> None:
+        """Let go of what the dead thread holds."""
+        self._end.set()
+
+    def run(self) -> None:
+        """See :meth:`threading.Thread.run`."""
+        if self._source is not None:
+            sys.settrace(self._call_frame)
+        try:
+            self.result = self._call()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            self.error = error
+        finally:
+            sys.settrace(None)
+            sys.setprofile(None)
+            self._settled.set()
+
+    def _call_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._trace if self._is_authors(frame) else None
+
+    def _is_authors(self, frame: FrameType) -> bool:
+        return self._source is not None and self._source.has(frame.f_code)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        path, line = frame.f_code.co_filename, frame.f_lineno
+        if self.is_dead:
+            if event == "line" and line not in _heads_of_with(path):
+                self._refuse()
+            return self._trace
+        if event == "return" and not _is_suspended(frame):
+            self._leave(frame, 0)
+            self._entered.pop(frame, None)
+        if event == "line":
+            self._leave(frame, line)
+            if statement := statements(path).get(line):
+                self._enter(frame, statement)
+        return self._trace
+
+    def _enter(self, frame: FrameType, statement: Statement) -> None:
+        entered = self._entered.setdefault(frame, {})
+        if statement not in entered:  # a head is come by again at the end of its block, or of a pass
+            self._passes[statement] += 1
+            self._come_by(Point(statement, "before", self._passes[statement]))
+            entered[statement] = self._passes[statement]
+
+    def _leave(self, frame: FrameType, line: int) -> None:
+        """Come by the ends of all statements of ``frame`` that ``line`` is not in."""
+        entered = self._entered.get(frame, {})
+        for statement in reversed(list(entered)):
+            if not statement.line <= line <= statement.last:
+                self._come_by(Point(statement, "after", entered.pop(statement)))
+
+    def _come_by(self, point: Point) -> None:
+        if point == self._fatal:
+            self._die()
+        if len(self.points) < _POINTS:
+            self.points.append(point)
+
+    def _die(self) -> None:
+        self.is_dead = True
+        self._on_death()
+        self._settled.set()
+        self._end.wait()
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Raise here, and see to it that nothing of the author's is called on the way out.
+
+        A trace function that raises is taken away, and so is a profile function: each puts the other back first.
+        """
+        sys.setprofile(self._forbid)
+        raise _Unwinding
+
+    def _forbid(self, frame: FrameType, event: str, argument: Any) -> None:
+        caller = frame if event == "c_call" else frame.f_back
+        if event not in ("call", "c_call") or caller is None or not self._is_authors(caller):
+            return
+        if caller.f_code.co_code[caller.f_lasti] != _EXITS:
+            sys.settrace(self._call_frame)
+            caller.f_trace = self._trace
+            raise _Unwinding
+
+
+def _is_suspended(frame: FrameType) -> bool:
+    """Whether a generator or coroutine only yields: it comes back into the statement."""
+    return frame.f_code.co_code[frame.f_lasti] == _YIELD

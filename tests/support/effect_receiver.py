@@ -1,0 +1,34 @@
+"""A receiver of effects: it repeats what comes without a key, and recognises what comes with one."""
+
+from collections import Counter
+from typing import Any
+
+charges: Counter[str] = Counter()
+_known: set[str] = set()
+
+
+def charge(order: str) -> None:
+    """An effect that is repeated."""
+    charges[order] += 1
+
+
+def charge_once(order: str, key: str) -> None:
+    """An effect under a key that the receiver knows again."""
+    if key not in _known:
+        _known.add(key)
+        charges[order] += 1
+
+
+class Charging:
+    """A context manager of somebody else's, that charges on its way in, or out."""
+
+    def __init__(self, order: str, at: str) -> None:
+        self._order, self._at = order, at
+
+    def __enter__(self) -> None:
+        if self._at == "enter":
+            charge(self._order)
+
+    def __exit__(self, *_: Any) -> None:
+        if self._at == "exit":
+            charge(self._order)
