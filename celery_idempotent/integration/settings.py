@@ -52,6 +52,7 @@ SETTINGS: Mapping[str, Any] = {
     "idempotency_hold_messages": True,
     "idempotency_cipher": None,
     "idempotency_cipher_required": False,
+    "idempotency_watch": False,
 }
 """Every setting of this library, with its default; times are in seconds."""
 
@@ -230,6 +231,8 @@ class Runtime:
         lambda held: cast(bool | Literal["all"], held),
         lambda held: isinstance(held, bool) or held == "all",
     )
+    # Whether effects of observed tasks are noted.
+    watch = _row("idempotency_watch", "True or False", bool, lambda value: isinstance(value, bool))
     # Milliseconds.
     grace = _row("idempotency_grace", "seconds that a takeover waits after a lease", milliseconds)
     relay_every = _row("idempotency_relay", "seconds between two looks, or 0 for none", milliseconds)

@@ -2,6 +2,7 @@
 contract that every store passes. The pytest fixtures are in ``pytest_celery_idempotent``.
 """
 
+from celery_idempotent.integration.operating.watching import SeenEffect, watch_effects
 from celery_idempotent.testing.contract import (
     CommittingContract,
     OutageContract,
@@ -25,10 +26,12 @@ __all__ = [
     "OutageContract",
     "OutboxContract",
     "PurgeableContract",
+    "SeenEffect",
     "StoreContract",
     "StoreWrapper",
     "TransactionalContract",
     "VerifiableContract",
     "assert_effect_once",
     "effect_coverage",
+    "watch_effects",
 ]

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from celery import Task
 
+from celery_idempotent.integration.operating.watching import SeenEffects, watch_effects
 from celery_idempotent.testing.deaths import Execution, Point, Source, Statement, When
 from celery_idempotent.testing.effects import Promise, checked
 from celery_idempotent.testing.scenarios import (
@@ -63,7 +64,7 @@ class EffectCoverage:
     task: str
     #: In the order of their execution.
     deaths: tuple[Death, ...]
-    #: What was not tried, and why.
+    #: What left the process without a key, and what was not tried.
     notes: tuple[str, ...] = ()
 
     @property
@@ -154,15 +155,16 @@ def effect_coverage(
     """
     __tracebackhide__ = True
     checked(task, promise)
-    ours = Source(*(source or [task.__module__.partition(".")[0]]))
     with (
         closing(ScenarioStore(task.app.conf.get("idempotency_store"))) as store,
         Deliveries.of(task) as deliveries,
         installed(store, task.app),
     ):
+        ours = Source(*(source or [type(deliveries.task).__module__.partition(".")[0]]))
         trials = _Trials(Scenarios(deliveries, store), ours, args, kwargs, effects)
         trials.run()
-        expected = trials.run(learns=True)
+        with watch_effects() as seen:
+            expected = trials.run(learns=True)
         if expected < 1:
             raise ValueError(with_link(trials.explain_silence(), "errors#test-argument"))
         search = _Search(trials, expected, promise)
@@ -170,7 +172,12 @@ def effect_coverage(
         for done, point in enumerate(tried, 1):
             search.try_point(point)
             on_progress(done, len(tried))
-    return EffectCoverage(task.name, search.deaths())
+    return EffectCoverage(task.name, search.deaths(), tuple(_notes(seen)))
+
+
+def _notes(seen: SeenEffects) -> Iterator[str]:
+    yield from (str(each) for each in seen if not (each.has_key or each.step))
+    yield from (f"{each.path}:{each.line} starts a thread, in which no death was tried" for each in seen.threads)
 
 
 @dataclass

@@ -12,6 +12,7 @@ money in ``on_success`` counts it once. Celery's signals tell every delivery, as
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -320,9 +321,19 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             say(logger.warning, "not_observed", task=self.name, task_id=request.id, reason=reason)
             return body(None)
         try:
-            return delivery.observe(body)
+            with self._notes():
+                return delivery.observe(body)
         except _Retried as retried:
             return retried.value
+
+    def _notes(self) -> AbstractContextManager[None]:
+        """Around an observed body: notes of its effects, where ``idempotency_watch`` asks for them."""
+        runtime = runtime_of(self.app)
+        if not runtime.watch:
+            return nullcontext()
+        from celery_idempotent.integration.operating.watching import notes_of  # who does not watch imports nothing
+
+        return notes_of(self.app).taken(lambda: runtime.store)
 
     def apply_async(
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *positional: Any, **options: Any

@@ -1,0 +1,261 @@
+"""What leaves the process while a task's body runs: Python's audit events tell it, and nothing is patched.
+
+The events know requests of :mod:`http.client`, and so of urllib, requests, urllib3 and botocore, mails of
+:mod:`smtplib`, and programs that are started. Of whatever else uses sockets of Python (httpx, aiohttp, redis-py,
+PyMySQL) they know that it connects, and of clients in C (libpq, gRPC) nothing. An audit hook stays for the life of the
+process, so the first watcher adds it.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from celery import Celery, Task, current_task
+
+from celery_idempotent.engine import attempt
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.printable import say
+from celery_idempotent.protocol.record import BLANK, Record, Status
+from celery_idempotent.protocol.store import Store
+
+logger = logging.getLogger(__name__)
+
+EFFECTS = "celery_idempotent.effects"
+"""The task of the records that tell what was seen."""
+
+_DAY = 86_400_000
+_HOUR = 3_600_000
+
+_READS = {"GET", "HEAD", "OPTIONS", "TRACE"}
+_KEY_HEADERS = ("idempoten", "paypal-request-id")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenEffect:
+    """Something that left the process, and the line of the author's that sent it. No body, no query, no credential."""
+
+    task: str
+    path: str
+    line: int
+    #: The step in whose call it happened; empty outside of any.
+    step: str
+    #: Of HTTP; ``MAIL``; ``RUN`` for a program; ``CONNECT`` where nobody can see what is sent.
+    method: str
+    host: str
+    #: The path of a request, without its query.
+    target: str
+    #: Whether a header carried an idempotency key.
+    has_key: bool
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it changes nothing, as far as HTTP promises."""
+        return self.method in _READS
+
+    def __str__(self) -> str:
+        place = f"in step {self.step!r}" if self.step else "outside any step"
+        key = "with an idempotency key" if self.has_key else "without Idempotency-Key"
+        path = self.path.removeprefix(f"{os.getcwd()}/")
+        return f"{self.task}, {path}:{self.line}: {self.method} {self.host}{self.target} {place} and {key}"
+
+
+class SeenEffects(list[SeenEffect]):
+    """What was seen, once per line. What only reads is in :attr:`reads`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[SeenEffect] = []
+        #: Where threads were started: what they do is not seen.
+        self.threads: list[SeenEffect] = []
+        self._known: set[tuple[object, ...]] = set()
+
+    def see(self, seen: SeenEffect) -> None:
+        """Keep it, unless the line has sent the like before."""
+        if (alike := (seen.task, seen.path, seen.line, seen.step, seen.method, seen.host)) not in self._known:
+            self._known.add(alike)
+            (self.threads if seen.method == "THREAD" else self.reads if seen.is_read else self).append(seen)
+
+
+@contextmanager
+def watch_effects() -> Iterator[SeenEffects]:
+    """Tell what the bodies of tasks send within the block, by line: ``with watch_effects() as seen: task.apply(...)``.
+
+    Each line is told once: its task, path and line, the step, method, host and target, and whether it carried an
+    idempotency key. What went out without a step or a key, a second attempt repeats. What changes nothing, by its HTTP
+    method, is in ``seen.reads``. Only what the thread of a body does is seen.
+    """
+    seen = SeenEffects()
+    with watching(seen.see):
+        yield seen
+
+
+_watchers: tuple[Callable[[SeenEffect], None], ...] = ()
+_changing = threading.Lock()
+_has_hook = False
+
+
+@contextmanager
+def watching(tell: Callable[[SeenEffect], None]) -> Iterator[None]:
+    """Within the block ``tell`` is called with all that bodies send, in their threads."""
+    global _watchers, _has_hook
+    with _changing:
+        _watchers += (tell,)
+        if not _has_hook:
+            sys.addaudithook(_hear)
+            _has_hook = True
+    try:
+        yield
+    finally:
+        with _changing:
+            _watchers = tuple(each for each in _watchers if each is not tell)
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watchers and (read := _EVENTS.get(event)) is not None and (task := current_task._get_current_object()):
+        try:
+            request = read(*arguments)
+        except Exception:  # noqa: BLE001 - what a stranger's object raises must not reach the call that is heard
+            return
+        seen = request and _seen(task, request, sys._getframe(1))
+        for tell in _watchers if seen else ():
+            tell(seen)
+
+
+Request = tuple[str, str, str, bool]
+
+
+def _of_http(connection: Any, data: Any) -> Request | None:
+    head, _, _ = bytes(data).partition(b"\r\n\r\n")
+    first, *headers = head.decode("latin-1").split("\r\n")
+    method, target, version = (*first.split(" "), "", "")[:3]
+    if not version.startswith("HTTP/"):
+        return None  # the body of a request whose head was sent before
+    names = [each.partition(":")[0].lower() for each in headers]
+    has_key = any(part in name for name in names for part in _KEY_HEADERS)
+    return (
+        method,
+        _host(getattr(connection, "_tunnel_host", None) or connection.host, connection.port),
+        target.partition("?")[0],
+        has_key,
+    )
+
+
+def _of_mail(connection: Any, data: Any) -> Request | None:
+    command = data if isinstance(data, bytes) else data.encode()
+    return ("MAIL", str(connection._host), "", False) if command[:5].lower() == b"data\r" else None
+
+
+def _of_program(program: Any, *_: Any) -> Request:
+    text = program.decode(errors="replace") if isinstance(program, bytes) else str(program)
+    return "RUN", text.split(maxsplit=1)[0], "", False  # arguments may be secret
+
+
+def _of_connection(_: Any, address: Any) -> Request:
+    return "CONNECT", _host(*address[:2]) if isinstance(address, tuple) else str(address), "", False
+
+
+def _of_thread(*_: Any) -> Request:
+    return "THREAD", "", "", False
+
+
+def _host(name: object, port: object) -> str:
+    return f"{name}" if port in (80, 443) else f"{name}:{port}"
+
+
+_EVENTS: dict[str, Callable[..., Request | None]] = {
+    "http.client.send": _of_http,
+    "smtplib.send": _of_mail,
+    "subprocess.Popen": _of_program,
+    "os.system": _of_program,
+    "socket.connect": _of_connection,
+    "_thread.start_new_thread": _of_thread,
+    "_thread.start_joinable_thread": _of_thread,
+}
+_TOLD_APART = {"http.client", "smtplib", "urllib3.connection"}
+"""Whose connections are seen by what they send."""
+
+
+def _seen(task: Task, request: Request, frame: FrameType | None) -> SeenEffect | None:
+    """The nearest line of the package that the task is in, and the step that it is called by, if it is."""
+    package, line, step = type(task).__module__.partition(".")[0], None, ""
+    while frame is not None and not step:
+        module = frame.f_globals.get("__name__", "")
+        if line is None:
+            if module.startswith("celery_idempotent.stores") or (request[0] == "CONNECT" and module in _TOLD_APART):
+                return None
+            line = (frame.f_code.co_filename, frame.f_lineno) if module.partition(".")[0] == package else None
+        if frame.f_code is attempt._called.__code__:
+            step = frame.f_locals["step"].name
+        frame = frame.f_back
+    return None if line is None else SeenEffect(task.name, *line, step, *request)
+
+
+class Notes:
+    """Writes what was seen to the store: each line's effect once an hour, to be forgotten a day later."""
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._written: dict[str, int] = {}
+
+    @contextmanager
+    def taken(self, open_store: Callable[[], Store]) -> Iterator[None]:
+        """Note what bodies send within the block, at its end; whatever becomes of that, the task is not told."""
+        seen = SeenEffects()
+        try:
+            with watching(seen.see):
+                yield
+        finally:
+            try:
+                for each in (*seen, *seen.reads):
+                    self._write(each, open_store())
+            except IdempotencyError as error:
+                say(logger.warning, "effects_not_noted", reason=repr(error))
+
+    def _write(self, seen: SeenEffect, store: Store) -> None:
+        what = (self._app, seen.task, seen.path, str(seen.line), seen.step, seen.method, seen.host)
+        key = f"{EFFECTS}:{hashlib.sha256(chr(0).join(what).encode()).hexdigest()}"
+        now = store.now()
+        if now - self._written.get(key, 0) > _HOUR:
+            self._written[key] = now
+            before = store.get(key)
+            store.swap(self._record(key, seen, now), before.revision if before else None)
+
+    def _record(self, key: str, seen: SeenEffect, now: int) -> Record:
+        return BLANK.but(
+            key=key,
+            status=Status.COMPLETED,
+            revision=uuid4().hex,
+            created_at=now,
+            updated_at=now,
+            task=EFFECTS,
+            app=self._app,
+            result=json.dumps(asdict(seen)),
+            content_type="application/json",
+            expires_at=(now + _DAY) // 1000,
+        )
+
+
+_notes: WeakKeyDictionary[Celery, Notes] = WeakKeyDictionary()
+
+
+def notes_of(app: Celery) -> Notes:
+    """Those of a process for an app."""
+    return _notes.setdefault(app, Notes(app.main or ""))
+
+
+def noted(store: Store) -> list[SeenEffect]:
+    """What workers saw in the last day, in the order of tasks and lines."""
+    now = store.now() // 1000
+    records = (each for each in store.scan(task=EFFECTS) if (each.expires_at or 0) > now)
+    found = [SeenEffect(**json.loads(each.result or "")) for each in records]
+    return sorted(found, key=lambda seen: (seen.task, seen.path, seen.line, seen.step))
