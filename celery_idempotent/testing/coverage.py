@@ -4,14 +4,14 @@
 body. This tries what lies between, also of tasks that know nothing of this library.
 """
 
-import linecache
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from linecache import getline
+from typing import Any, Self
 from uuid import uuid4
 
 from celery import Task
@@ -57,15 +57,31 @@ class Death:
     cause: str = ""
 
 
-@dataclass(frozen=True)
-class EffectCoverage:
-    """What :func:`effect_coverage` found; ``str(report)`` is the source, with its margins."""
+class EffectCoverage(str):
+    """What :func:`effect_coverage` found: a text, the source with its margins, that knows its figures.
+
+    It is a ``str``, since pytest cuts short what else stands behind the comma of an assertion.
+    """
+
+    __slots__ = ("deaths", "notes", "task")
 
     task: str
     #: In the order of their execution.
     deaths: tuple[Death, ...]
     #: What left the process without a key, and what was not tried.
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+
+    def __new__(cls, task: str, deaths: Sequence[Death], notes: Sequence[str] = ()) -> Self:
+        """A report of ``task``."""
+        share = f"{_percent(deaths):.0f} % of {len(deaths)} deaths are safe"
+        report = super().__new__(
+            cls, "\n".join((f"{task}: {share}", *_lines(deaths), *(f"* {each}" for each in notes)))
+        )
+        report.task, report.deaths, report.notes = task, tuple(deaths), tuple(notes)
+        return report
+
+    def __repr__(self) -> str:
+        return f"<effect coverage of {self.task}: {self.percent:.0f} %>"
 
     @property
     def is_complete(self) -> bool:
@@ -75,28 +91,30 @@ class EffectCoverage:
     @property
     def percent(self) -> float:
         """How many of the deaths have no line to blame, in percent; 0 where there was none."""
-        return 100 * sum(each.ok for each in self.deaths) / len(self.deaths) if self.deaths else 0.0
+        return _percent(self.deaths)
 
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
 
-    def margins(self) -> dict[str, dict[int, str]]:
-        """By path and line, what became of the deaths there."""
-        found: dict[str, dict[int, str]] = {}
-        for death in sorted(self.deaths, key=lambda death: (death.path, death.line, death.when == "after")):
-            rows = found.setdefault(death.path, {})
-            said = [each for each in (rows.get(death.line, ""), _said_of(death)) if each]
-            rows[death.line] = ", ".join(said)
-        return {path: {line: said or "ok" for line, said in rows.items()} for path, rows in found.items()}
+def _percent(deaths: Sequence[Death]) -> float:
+    return 100 * sum(each.ok for each in deaths) / len(deaths) if deaths else 0.0
 
-    def _lines(self) -> Iterator[str]:
-        yield f"{self.task}: {self.percent:.0f} % of {len(self.deaths)} deaths are safe"
-        for path, margins in self.margins().items():
-            yield f"\n{path}"
-            sources = {line: linecache.getline(path, line).rstrip() for line in margins}
-            width = min(max(map(len, sources.values())), _WIDTH)
-            yield from (f"{line:5}  {sources[line]:<{width}}  {said}" for line, said in margins.items())
-        yield from (f"* {note}" for note in self.notes)
+
+def _lines(deaths: Sequence[Death]) -> Iterator[str]:
+    for path, rows in margins(deaths).items():
+        yield f"\n{path}"
+        width = min(max(len(source) for _, source, _ in rows), _WIDTH)
+        yield from (f"{line:5}  {source:<{width}}  {said}" for line, source, said in rows)
+
+
+def margins(deaths: Sequence[Death]) -> dict[str, list[tuple[int, str, str]]]:
+    """By path: each line that was tried, its source, and what became of the deaths there."""
+    found: dict[str, dict[int, list[str]]] = {}
+    for death in sorted(deaths, key=lambda death: (death.path, death.line, death.when == "after")):
+        said = found.setdefault(death.path, {}).setdefault(death.line, [])
+        said += filter(None, [_said_of(death)])
+    return {
+        path: [(line, getline(path, line).rstrip(), ", ".join(said) or "ok") for line, said in rows.items()]
+        for path, rows in found.items()
+    }
 
 
 def _said_of(death: Death) -> str:
@@ -176,7 +194,7 @@ def effect_coverage(
 
 
 def _notes(seen: SeenEffects) -> Iterator[str]:
-    yield from (str(each) for each in seen if not (each.has_key or each.step))
+    yield from (str(each) for each in seen if not each.has_key)
     yield from (f"{each.path}:{each.line} starts a thread, in which no death was tried" for each in seen.threads)
 
 
@@ -291,21 +309,26 @@ class _Trials:
             return DeliveryResult("DIED", WorkerDied()), self.scenarios.deliveries.published_by(message)
         if execution.error is not None:
             raise execution.error
-        return execution.result
+        delivered: tuple[DeliveryResult, list[Message]] = execution.result
+        return delivered
 
     @contextmanager
     def _burial(self) -> Iterator[None]:
         """Unwind who died in the block at its end, or as soon as others have waited for too long for what it holds."""
-        timer = threading.Timer(_PATIENCE, lambda: self.dead and self.dead.unwind())
+        timer = threading.Timer(_PATIENCE, self._unwind)
         timer.daemon = True
         timer.start()
         try:
             yield
         finally:
             timer.cancel()
+            self._unwind()
             if self.dead is not None:
-                self.dead.unwind()
                 self.dead.join(_PATIENCE)
+
+    def _unwind(self) -> None:
+        if self.dead is not None:
+            self.dead.unwind()
 
     def _count(self, trial: int) -> int:
         found = self.effects(trial)

@@ -126,9 +126,9 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
             request = read(*arguments)
         except Exception:  # noqa: BLE001 - what a stranger's object raises must not reach the call that is heard
             return
-        seen = request and _seen(task, request, sys._getframe(1))
-        for tell in _watchers if seen else ():
-            tell(seen)
+        if request is not None and (seen := _seen(task, request, sys._getframe(1))) is not None:
+            for tell in _watchers:
+                tell(seen)
 
 
 Request = tuple[str, str, str, bool]
@@ -187,7 +187,8 @@ _TOLD_APART = {"http.client", "smtplib", "urllib3.connection"}
 
 def _seen(task: Task, request: Request, frame: FrameType | None) -> SeenEffect | None:
     """The nearest line of the package that the task is in, and the step that it is called by, if it is."""
-    package, line, step = type(task).__module__.partition(".")[0], None, ""
+    package, step = type(task).__module__.partition(".")[0], ""
+    line: tuple[str, int] | None = None
     while frame is not None and not step:
         module = frame.f_globals.get("__name__", "")
         if line is None:
@@ -197,7 +198,10 @@ def _seen(task: Task, request: Request, frame: FrameType | None) -> SeenEffect |
         if frame.f_code is attempt._called.__code__:
             step = frame.f_locals["step"].name
         frame = frame.f_back
-    return None if line is None else SeenEffect(task.name, *line, step, *request)
+    if line is None:
+        return None
+    method, host, target, has_key = request
+    return SeenEffect(task.name, *line, step, method, host, target, has_key)
 
 
 class Notes:
