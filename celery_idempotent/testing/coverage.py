@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from celery import Task
 
-from celery_idempotent.integration.operating.watching import SeenEffects, watch_effects
+from celery_idempotent.integration.operating.watching import watch_effects
 from celery_idempotent.testing.deaths import Execution, Point, Source, Statement, When
 from celery_idempotent.testing.effects import Promise, checked
 from celery_idempotent.testing.scenarios import (
@@ -190,12 +190,9 @@ def effect_coverage(
         for done, point in enumerate(tried, 1):
             search.try_point(point)
             on_progress(done, len(tried))
-    return EffectCoverage(task.name, search.deaths(), tuple(_notes(seen)))
-
-
-def _notes(seen: SeenEffects) -> Iterator[str]:
-    yield from (str(each) for each in seen if not each.has_key)
-    yield from (f"{each.path}:{each.line} starts a thread, in which no death was tried" for each in seen.threads)
+    notes = [str(each) for each in seen if not each.has_key]
+    notes += [f"{path}:{line} starts a thread, in which nobody dies" for path, line in trials.threads]
+    return EffectCoverage(task.name, search.deaths(), notes)
 
 
 @dataclass
@@ -267,6 +264,7 @@ class _Trials:
     effects: Callable[[int], int | Sized]
     numbers: Iterator[int] = field(default_factory=count)
     points: list[Point] = field(default_factory=list)
+    threads: dict[tuple[str, int], None] = field(default_factory=dict)
     endings: list[DeliveryResult] = field(default_factory=list)
     dead: Execution | None = None
 
@@ -304,6 +302,7 @@ class _Trials:
         execution.start_and_wait()
         if learns:
             self.points += execution.points
+            self.threads |= execution.threads
         if execution.is_dead:
             self.dead = execution
             return DeliveryResult("DIED", WorkerDied()), self.scenarios.deliveries.published_by(message)

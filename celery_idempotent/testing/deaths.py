@@ -139,6 +139,8 @@ class Execution(threading.Thread):
         self.error: BaseException | None = None
         #: What was come by, in order.
         self.points: list[Point] = []
+        #: Where the author starts threads, by path and line: in them nobody dies.
+        self.threads: dict[tuple[str, int], None] = {}
 
     def start_and_wait(self) -> None:
         """Until it has ended or died."""
@@ -163,7 +165,15 @@ class Execution(threading.Thread):
             self._settled.set()
 
     def _call_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self._trace if self._is_authors(frame) else None
+        if self._is_authors(frame):
+            return self._trace
+        if frame.f_code is threading.Thread.start.__code__:
+            caller: FrameType | None = frame
+            while caller is not None and not self._is_authors(caller):
+                caller = caller.f_back
+            if caller is not None:
+                self.threads.setdefault((caller.f_code.co_filename, caller.f_lineno))
+        return None
 
     def _is_authors(self, frame: FrameType) -> bool:
         return self._source is not None and self._source.has(frame.f_code)

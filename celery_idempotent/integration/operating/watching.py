@@ -75,15 +75,13 @@ class SeenEffects(list[SeenEffect]):
     def __init__(self) -> None:
         super().__init__()
         self.reads: list[SeenEffect] = []
-        #: Where threads were started: what they do is not seen.
-        self.threads: list[SeenEffect] = []
         self._known: set[tuple[object, ...]] = set()
 
     def see(self, seen: SeenEffect) -> None:
         """Keep it, unless the line has sent the like before."""
         if (alike := (seen.task, seen.path, seen.line, seen.step, seen.method, seen.host)) not in self._known:
             self._known.add(alike)
-            (self.threads if seen.method == "THREAD" else self.reads if seen.is_read else self).append(seen)
+            (self.reads if seen.is_read else self).append(seen)
 
 
 @contextmanager
@@ -164,10 +162,6 @@ def _of_connection(_: Any, address: Any) -> Request:
     return "CONNECT", _host(*address[:2]) if isinstance(address, tuple) else str(address), "", False
 
 
-def _of_thread(*_: Any) -> Request:
-    return "THREAD", "", "", False
-
-
 def _host(name: object, port: object) -> str:
     return f"{name}" if port in (80, 443) else f"{name}:{port}"
 
@@ -178,8 +172,6 @@ _EVENTS: dict[str, Callable[..., Request | None]] = {
     "subprocess.Popen": _of_program,
     "os.system": _of_program,
     "socket.connect": _of_connection,
-    "_thread.start_new_thread": _of_thread,
-    "_thread.start_joinable_thread": _of_thread,
 }
 _TOLD_APART = {"http.client", "smtplib", "urllib3.connection"}
 """Whose connections are seen by what they send."""
@@ -258,8 +250,9 @@ def notes_of(app: Celery) -> Notes:
 
 
 def noted(store: Store) -> list[SeenEffect]:
-    """What workers saw in the last day, in the order of tasks and lines."""
+    """What workers saw in the last day: what may be repeated first, by task and line."""
     now = store.now() // 1000
-    records = (each for each in store.scan(task=EFFECTS) if (each.expires_at or 0) > now)
-    found = [SeenEffect(**json.loads(each.result or "")) for each in records]
-    return sorted(found, key=lambda seen: (seen.task, seen.path, seen.line, seen.step))
+    found = [
+        SeenEffect(**json.loads(each.result or "")) for each in store.scan(task=EFFECTS) if (each.expires_at or 0) > now
+    ]
+    return sorted(found, key=lambda seen: (seen.is_read, seen.has_key, seen.task, seen.path, seen.line))
