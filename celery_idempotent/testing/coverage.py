@@ -4,9 +4,8 @@
 body. This tries what lies between, also of tasks that know nothing of this library.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -29,9 +28,6 @@ from celery_idempotent.testing.scenarios import (
 )
 from celery_idempotent.testing.stores import installed
 from celery_idempotent.troubleshooting import with_link
-
-_PATIENCE = 1.0
-"""Seconds for which the next delivery may wait for what a dead one holds."""
 
 _WIDTH = 88
 """Columns of source in a report, at most."""
@@ -281,9 +277,12 @@ class _Trials:
         before = self._count(trial)
         self.scenarios.store.plan(None)
         message = self.scenarios.deliveries.message(f"coverage:{uuid4()}", *self.args(trial), **self.kwargs(trial))
-        with self._burial():
+        try:
             self.endings = self.scenarios.deliver(message, partial(self._deliver_once, fatal, learns))
             return self._count(trial) - before
+        finally:
+            if self.dead is not None:
+                self.dead.unwind()
 
     def explain_silence(self) -> str:
         name, ending = self.scenarios.deliveries.task.name, self.endings[-1]
@@ -310,24 +309,6 @@ class _Trials:
             raise execution.error
         delivered: tuple[DeliveryResult, list[Message]] = execution.result
         return delivered
-
-    @contextmanager
-    def _burial(self) -> Iterator[None]:
-        """Unwind who died in the block at its end, or as soon as others have waited for too long for what it holds."""
-        timer = threading.Timer(_PATIENCE, self._unwind)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            self._unwind()
-            if self.dead is not None:
-                self.dead.join(_PATIENCE)
-
-    def _unwind(self) -> None:
-        if self.dead is not None:
-            self.dead.unwind()
 
     def _count(self, trial: int) -> int:
         found = self.effects(trial)

@@ -30,6 +30,9 @@ from celery_idempotent.testing.scenarios import WorkerDied
 
 When = Literal["before", "after"]
 
+_PATIENCE = 1.0
+"""Seconds that a dead thread stands still at most: the next delivery may wait for what it holds."""
+
 _POINTS = 100_000
 """How many of an execution are kept: loops have many passes."""
 
@@ -148,8 +151,9 @@ class Execution(threading.Thread):
         self._settled.wait()
 
     def unwind(self) -> None:
-        """Let go of what the dead thread holds."""
+        """Have the dead thread let go of what it holds, and wait a moment for it."""
         self._end.set()
+        self.join(_PATIENCE)
 
     def run(self) -> None:
         """See :meth:`threading.Thread.run`."""
@@ -217,7 +221,7 @@ class Execution(threading.Thread):
         self.is_dead = True
         self._on_death()
         self._settled.set()
-        self._end.wait()
+        self._end.wait(_PATIENCE)
         self._refuse()
 
     def _refuse(self) -> None:

@@ -20,12 +20,12 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from celery import Celery, Task, current_task
+from celery import Task, current_task
 
 from celery_idempotent.engine import attempt
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.printable import say
-from celery_idempotent.protocol.record import BLANK, Record, Status
+from celery_idempotent.protocol.record import BLANK, Status
 from celery_idempotent.protocol.store import Store
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,11 @@ class SeenEffects(list[SeenEffect]):
             (self.reads if seen.is_read else self).append(seen)
 
 
+_watchers: tuple[SeenEffects, ...] = ()
+_changing = threading.Lock()
+_has_hook = False
+
+
 @contextmanager
 def watch_effects() -> Iterator[SeenEffects]:
     """Tell what the bodies of tasks send within the block, by line: ``with watch_effects() as seen: task.apply(...)``.
@@ -92,30 +97,18 @@ def watch_effects() -> Iterator[SeenEffects]:
     idempotency key. What went out without a step or a key, a second attempt repeats. What changes nothing, by its HTTP
     method, is in ``seen.reads``. Only what the thread of a body does is seen.
     """
-    seen = SeenEffects()
-    with watching(seen.see):
-        yield seen
-
-
-_watchers: tuple[Callable[[SeenEffect], None], ...] = ()
-_changing = threading.Lock()
-_has_hook = False
-
-
-@contextmanager
-def watching(tell: Callable[[SeenEffect], None]) -> Iterator[None]:
-    """Within the block ``tell`` is called with all that bodies send, in their threads."""
     global _watchers, _has_hook
+    seen = SeenEffects()
     with _changing:
-        _watchers += (tell,)
+        _watchers += (seen,)
         if not _has_hook:
             sys.addaudithook(_hear)
             _has_hook = True
     try:
-        yield
+        yield seen
     finally:
         with _changing:
-            _watchers = tuple(each for each in _watchers if each is not tell)
+            _watchers = tuple(each for each in _watchers if each is not seen)
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
@@ -125,8 +118,8 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
         except Exception:  # noqa: BLE001 - what a stranger's object raises must not reach the call that is heard
             return
         if request is not None and (seen := _seen(task, request, sys._getframe(1))) is not None:
-            for tell in _watchers:
-                tell(seen)
+            for each in _watchers:
+                each.see(seen)
 
 
 Request = tuple[str, str, str, bool]
@@ -196,63 +189,52 @@ def _seen(task: Task, request: Request, frame: FrameType | None) -> SeenEffect |
     return SeenEffect(task.name, *line, step, method, host, target, has_key)
 
 
-class Notes:
-    """Writes what was seen to the store: each line's effect once an hour, to be forgotten a day later."""
+_written: WeakKeyDictionary[Store, dict[str, int]] = WeakKeyDictionary()
 
-    def __init__(self, app: str) -> None:
-        self._app = app
-        self._written: dict[str, int] = {}
 
-    @contextmanager
-    def taken(self, open_store: Callable[[], Store]) -> Iterator[None]:
-        """Note what bodies send within the block, at its end; whatever becomes of that, the task is not told."""
-        seen = SeenEffects()
+@contextmanager
+def noting(app: str, open_store: Callable[[], Store]) -> Iterator[None]:
+    """Write what bodies send within the block to the store: each line's effects once an hour, for a day.
+
+    Whatever becomes of that, the task is not told.
+    """
+    try:
+        with watch_effects() as seen:
+            yield
+    finally:
         try:
-            with watching(seen.see):
-                yield
-        finally:
-            try:
-                for each in (*seen, *seen.reads):
-                    self._write(each, open_store())
-            except IdempotencyError as error:
-                say(logger.warning, "effects_not_noted", reason=repr(error))
-
-    def _write(self, seen: SeenEffect, store: Store) -> None:
-        what = (self._app, seen.task, seen.path, str(seen.line), seen.step, seen.method, seen.host)
-        key = f"{EFFECTS}:{hashlib.sha256(chr(0).join(what).encode()).hexdigest()}"
-        now = store.now()
-        if now - self._written.get(key, 0) > _HOUR:
-            self._written[key] = now
-            before = store.get(key)
-            store.swap(self._record(key, seen, now), before.revision if before else None)
-
-    def _record(self, key: str, seen: SeenEffect, now: int) -> Record:
-        return BLANK.but(
-            key=key,
-            status=Status.COMPLETED,
-            revision=uuid4().hex,
-            created_at=now,
-            updated_at=now,
-            task=EFFECTS,
-            app=self._app,
-            result=json.dumps(asdict(seen)),
-            content_type="application/json",
-            expires_at=(now + _DAY) // 1000,
-        )
+            for each in (*seen, *seen.reads):
+                _note(each, app, open_store())
+        except IdempotencyError as error:
+            say(logger.warning, "effects_not_noted", reason=repr(error))
 
 
-_notes: WeakKeyDictionary[Celery, Notes] = WeakKeyDictionary()
-
-
-def notes_of(app: Celery) -> Notes:
-    """Those of a process for an app."""
-    return _notes.setdefault(app, Notes(app.main or ""))
+def _note(seen: SeenEffect, app: str, store: Store) -> None:
+    what = (app, seen.task, seen.path, str(seen.line), seen.step, seen.method, seen.host)
+    key, now = f"{EFFECTS}:{hashlib.sha256(chr(0).join(what).encode()).hexdigest()}", store.now()
+    written = _written.setdefault(store, {})
+    if now - written.get(key, 0) < _HOUR:
+        return
+    before = store.get(key)
+    record = BLANK.but(
+        key=key,
+        status=Status.COMPLETED,
+        revision=uuid4().hex,
+        created_at=now,
+        updated_at=now,
+        task=EFFECTS,
+        app=app,
+        result=json.dumps(asdict(seen)),
+        content_type="application/json",
+        expires_at=(now + _DAY) // 1000,
+    )
+    store.swap(record, before.revision if before else None)
+    written[key] = now
 
 
 def noted(store: Store) -> list[SeenEffect]:
     """What workers saw in the last day: what may be repeated first, by task and line."""
     now = store.now() // 1000
-    found = [
-        SeenEffect(**json.loads(each.result or "")) for each in store.scan(task=EFFECTS) if (each.expires_at or 0) > now
-    ]
+    records = (each for each in store.scan(task=EFFECTS) if (each.expires_at or 0) > now)
+    found = (SeenEffect(**json.loads(each.result or "")) for each in records)
     return sorted(found, key=lambda seen: (seen.is_read, seen.has_key, seen.task, seen.path, seen.line))

@@ -331,9 +331,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         runtime = runtime_of(self.app)
         if not runtime.watch:
             return nullcontext()
-        from celery_idempotent.integration.operating.watching import notes_of  # who does not watch imports nothing
+        from celery_idempotent.integration.operating.watching import noting  # who does not watch imports nothing
 
-        return notes_of(self.app).taken(lambda: runtime.store)
+        return noting(self.app.main or "", lambda: runtime.store)
 
     def apply_async(
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *positional: Any, **options: Any
