@@ -67,8 +67,8 @@ def test_requests_are_told_by_line_step_and_key(place: str) -> None:
     with watch_effects() as seen:
         deliver(a_task(charge), "hunter2")
     urlopen(f"http://{place}/outside", b"").close()
-    assert told(seen, charge) == [(4, "", "POST", False), (5, "keyed", "POST", True), (6, "unkeyed", "POST", False)]
-    assert told(seen.reads, charge) == [(2, "", "GET", False)]
+    assert told(seen, charge) == [(4, None, "POST", False), (5, "keyed", "POST", True), (6, "unkeyed", "POST", False)]
+    assert told(seen.reads, charge) == [(2, None, "GET", False)]
     assert {(each.task, each.path, each.host, each.target) for each in (*seen, *seen.reads)} == {
         ("shop.charge", __file__, place, "/v1/charges")
     }

@@ -47,8 +47,8 @@ class SeenEffect:
     task: str
     path: str
     line: int
-    #: The step in whose call it happened; empty outside of any.
-    step: str
+    #: The step in whose call it happened; None outside of any.
+    step: str | None
     #: Of HTTP; ``MAIL``; ``RUN`` for a program; ``CONNECT`` where nobody can see what is sent.
     method: str
     host: str
@@ -172,9 +172,10 @@ _TOLD_APART = {"http.client", "smtplib", "urllib3.connection"}
 
 def _seen(task: Task, request: Request, frame: FrameType | None) -> SeenEffect | None:
     """The nearest line of the package that the task is in, and the step that it is called by, if it is."""
-    package, step = type(task).__module__.partition(".")[0], ""
+    package = type(task).__module__.partition(".")[0]
+    step: str | None = None
     line: tuple[str, int] | None = None
-    while frame is not None and not step:
+    while frame is not None and step is None:
         module = frame.f_globals.get("__name__", "")
         if line is None:
             if module.startswith("celery_idempotent.stores") or (request[0] == "CONNECT" and module in _TOLD_APART):
@@ -210,7 +211,7 @@ def noting(app: str, open_store: Callable[[], Store]) -> Iterator[None]:
 
 
 def _note(seen: SeenEffect, app: str, store: Store) -> None:
-    what = (app, seen.task, seen.path, str(seen.line), seen.step, seen.method, seen.host)
+    what = (app, seen.task, seen.path, str(seen.line), str(seen.step), seen.method, seen.host)
     key, now = f"{EFFECTS}:{hashlib.sha256(chr(0).join(what).encode()).hexdigest()}", store.now()
     written = _written.setdefault(store, {})
     if now - written.get(key, 0) < _HOUR:
