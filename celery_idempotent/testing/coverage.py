@@ -16,7 +16,7 @@ from uuid import uuid4
 from celery import Task
 
 from celery_idempotent.integration.operating.watching import watch_effects
-from celery_idempotent.testing.deaths import Execution, Point, Source, Statement, When
+from celery_idempotent.testing.deaths import MortalThread, Point, Source, Statement, When, unraised
 from celery_idempotent.testing.effects import Promise, checked
 from celery_idempotent.testing.scenarios import (
     Deliveries,
@@ -106,7 +106,8 @@ def margins(deaths: Sequence[Death]) -> dict[str, list[tuple[int, str, str]]]:
     found: dict[str, dict[int, list[str]]] = {}
     for death in sorted(deaths, key=lambda death: (death.path, death.line, death.when == "after")):
         said = found.setdefault(death.path, {}).setdefault(death.line, [])
-        said += filter(None, [_said_of(death)])
+        if (new := _said_of(death)) and new not in said:
+            said.append(new)
     return {
         path: [(line, getline(path, line).rstrip(), ", ".join(said) or "ok") for line, said in rows.items()]
         for path, rows in found.items()
@@ -173,6 +174,7 @@ def effect_coverage(
         closing(ScenarioStore(task.app.conf.get("idempotency_store"))) as store,
         Deliveries.of(task) as deliveries,
         installed(store, task.app),
+        unraised(),
     ):
         ours = Source(*(source or [type(deliveries.task).__module__.partition(".")[0]]))
         trials = _Trials(Scenarios(deliveries, store), ours, args, kwargs, effects)
@@ -262,7 +264,7 @@ class _Trials:
     points: list[Point] = field(default_factory=list)
     threads: dict[tuple[str, int], None] = field(default_factory=dict)
     endings: list[DeliveryResult] = field(default_factory=list)
-    dead: Execution | None = None
+    dead: MortalThread | None = None
 
     def effects_of_death(self, point: Point) -> int | None:
         for _ in range(_TRIALS):
@@ -297,7 +299,7 @@ class _Trials:
     ) -> tuple[DeliveryResult, list[Message]]:
         is_traced = learns or (fatal is not None and self.dead is None)
         call = partial(self.scenarios.deliver_once, message)
-        execution = Execution(call, self.source if is_traced else None, fatal, self.scenarios.store.bury)
+        execution = MortalThread(call, self.source if is_traced else None, fatal, self.scenarios.store.bury)
         execution.start_and_wait()
         if learns:
             self.points += execution.points

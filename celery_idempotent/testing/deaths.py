@@ -19,13 +19,13 @@ import sysconfig
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
-import celery_idempotent
 from celery_idempotent.testing.scenarios import WorkerDied
 
 When = Literal["before", "after"]
@@ -33,21 +33,25 @@ When = Literal["before", "after"]
 _PATIENCE = 1.0
 """Seconds that a dead thread stands still at most: the next delivery may wait for what it holds."""
 
+_HANGS = 60.0
+"""Seconds after which a delivery is given up."""
+
 _POINTS = 100_000
 """How many of an execution are kept: loops have many passes."""
 
 _YIELD = dis.opmap["YIELD_VALUE"]
 _EXITS = dis.opmap["WITH_EXCEPT_START"]
-_FOREIGN = (*(sysconfig.get_paths()[each] for each in ("purelib", "platlib", "stdlib")), celery_idempotent.__path__[0])
+_FOREIGN = (*(sysconfig.get_paths()[each] for each in ("purelib", "platlib", "stdlib")), str(Path(__file__).parents[1]))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Statement:
-    """A statement of a file, from its first line to its last; a compound one has a statement for each of its heads."""
+class Statement(NamedTuple):
+    """A statement of a function, from its first line to its last; of a compound one its head."""
 
     path: str
     line: int
     last: int
+    #: The function: a lambda may stand in the midst of a line of another.
+    scope: str
 
 
 class Point(NamedTuple):
@@ -92,9 +96,9 @@ def _is_foreign(path: str, roots: tuple[str, ...]) -> bool:
 
 
 @functools.cache
-def statements(path: str) -> dict[int, Statement]:
-    """The statement of each line of a file. Of compound statements only the heads: their bodies have their own."""
-    found: dict[int, Statement] = {}
+def _lines(path: str) -> dict[int, tuple[int, int]]:
+    """The first and the last line of the statement at each line of a file; a compound one has none in its body."""
+    found: dict[int, tuple[int, int]] = {}
     for node in ast.walk(ast.parse("".join(linecache.getlines(path)))):
         if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case) and not isinstance(
             node, ast.Try | ast.TryStar
@@ -103,9 +107,7 @@ def statements(path: str) -> dict[int, Statement]:
             start = min([start, *(each.lineno for each in getattr(node, "decorator_list", ()))])
             body: list[ast.stmt] = getattr(node, "body", [])
             last = (body[-1] if isinstance(node, ast.match_case) else node).end_lineno or start
-            found.update(
-                (line, Statement(path, start, last)) for line in range(start, body[0].lineno if body else last + 1)
-            )
+            found.update((line, (start, last)) for line in range(start, body[0].lineno if body else last + 1))
     return found
 
 
@@ -119,7 +121,7 @@ class _Unwinding(WorkerDied, GeneratorExit):
     """Passes by generators that are closed on the way without a word, as their own end does."""
 
 
-class Execution(threading.Thread):
+class MortalThread(threading.Thread):
     """Executes ``call`` in a process's place: to its end, or to its death right before or after ``statement``."""
 
     def __init__(
@@ -135,6 +137,7 @@ class Execution(threading.Thread):
         self._fatal = fatal
         self._on_death = on_death
         self._entered: dict[FrameType, dict[Statement, int]] = {}
+        self._entered_in_python: set[tuple[FrameType, int]] = set()
         self._passes: Counter[Statement] = Counter()
         self._settled, self._end = threading.Event(), threading.Event()
         self.is_dead = False
@@ -148,7 +151,10 @@ class Execution(threading.Thread):
     def start_and_wait(self) -> None:
         """Until it has ended or died."""
         self.start()
-        self._settled.wait()
+        if not self._settled.wait(_HANGS):
+            raise TimeoutError(
+                f"a delivery has not ended within {_HANGS:.0f} s; does it wait for what a dead one holds?"
+            )
 
     def unwind(self) -> None:
         """Have the dead thread let go of what it holds, and wait a moment for it."""
@@ -169,18 +175,20 @@ class Execution(threading.Thread):
             self._settled.set()
 
     def _call_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if self._is_authors(frame):
+        caller = frame.f_back
+        if frame.f_code.co_name == "__enter__" and caller is not None:
+            self._entered_in_python.add((caller, caller.f_lineno))
+        if self._is_authors(frame.f_code):
             return self._trace
         if frame.f_code is threading.Thread.start.__code__:
-            caller: FrameType | None = frame
-            while caller is not None and not self._is_authors(caller):
+            while caller is not None and not self._is_authors(caller.f_code):
                 caller = caller.f_back
             if caller is not None:
                 self.threads.setdefault((caller.f_code.co_filename, caller.f_lineno))
         return None
 
-    def _is_authors(self, frame: FrameType) -> bool:
-        return self._source is not None and self._source.has(frame.f_code)
+    def _is_authors(self, code: CodeType) -> bool:
+        return self._source is not None and self._source.has(code)
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         path, line = frame.f_code.co_filename, frame.f_lineno
@@ -193,15 +201,15 @@ class Execution(threading.Thread):
             self._entered.pop(frame, None)
         if event == "line":
             self._leave(frame, line)
-            if statement := statements(path).get(line):
-                self._enter(frame, statement)
+            if span := _lines(path).get(line):
+                self._enter(frame, Statement(path, *span, frame.f_code.co_qualname))
         return self._trace
 
     def _enter(self, frame: FrameType, statement: Statement) -> None:
         entered = self._entered.setdefault(frame, {})
         if statement not in entered:  # a head is come by again at the end of its block, or of a pass
             self._passes[statement] += 1
-            self._come_by(Point(statement, "before", self._passes[statement]))
+            self._come_by(Point(statement, "before", self._passes[statement]), frame)
             entered[statement] = self._passes[statement]
 
     def _leave(self, frame: FrameType, line: int) -> None:
@@ -209,20 +217,24 @@ class Execution(threading.Thread):
         entered = self._entered.get(frame, {})
         for statement in reversed(list(entered)):
             if not statement.line <= line <= statement.last:
-                self._come_by(Point(statement, "after", entered.pop(statement)))
+                self._come_by(Point(statement, "after", entered.pop(statement)), frame)
 
-    def _come_by(self, point: Point) -> None:
+    def _come_by(self, point: Point, frame: FrameType) -> None:
         if point == self._fatal:
-            self._die()
+            self._die(frame)
         if len(self.points) < _POINTS:
             self.points.append(point)
 
-    def _die(self) -> None:
+    def _die(self, frame: FrameType) -> None:
         self.is_dead = True
         self._on_death()
         self._settled.set()
         self._end.wait(_PATIENCE)
-        self._refuse()
+        # At the end of a ``with`` block an exception comes too late for its manager. One of C's, such as a lock, ends
+        # by itself now; what another holds goes with its objects.
+        is_end = frame.f_lineno in _heads_of_with(frame.f_code.co_filename)
+        if not is_end or (frame, frame.f_lineno) in self._entered_in_python:
+            self._refuse()
 
     def _refuse(self) -> None:
         """Raise here, and see to it that nothing of the author's is called on the way out.
@@ -234,7 +246,7 @@ class Execution(threading.Thread):
 
     def _forbid(self, frame: FrameType, event: str, argument: Any) -> None:
         caller = frame if event == "c_call" else frame.f_back
-        if event not in ("call", "c_call") or caller is None or not self._is_authors(caller):
+        if event not in ("call", "c_call") or caller is None or not self._is_authors(caller.f_code):
             return
         if caller.f_code.co_code[caller.f_lasti] != _EXITS:
             sys.settrace(self._call_frame)
@@ -245,3 +257,16 @@ class Execution(threading.Thread):
 def _is_suspended(frame: FrameType) -> bool:
     """Whether a generator or coroutine only yields: it comes back into the statement."""
     return frame.f_code.co_code[frame.f_lasti] == _YIELD
+
+
+@contextmanager
+def unraised() -> Iterator[None]:
+    """Within the block, Python does not tell what else becomes of a dead thread's generators and coroutines."""
+    tell = sys.unraisablehook
+
+    def hook(raised: Any) -> None:
+        if not getattr(threading.current_thread(), "is_dead", False):
+            tell(raised)
+
+    with patch.object(sys, "unraisablehook", hook):
+        yield

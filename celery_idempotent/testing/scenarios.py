@@ -212,13 +212,14 @@ class ScenarioStore(FakeStore):
     @contextmanager
     def delivering(self) -> Iterator[None]:
         """Within the block the calling thread executes a delivery of the operation."""
-        self._thread, self._has_claim, self._owner = threading.get_ident(), False, ""
-        self._dead_threads.discard(self._thread)
+        thread = threading.get_ident()
+        self._thread, self._has_claim, self._owner = thread, False, ""
         self._deliveries += 1
         try:
             yield
         finally:
-            if self._thread == threading.get_ident():  # one that died may come to its end in the midst of the next
+            self._dead_threads.discard(thread)  # another may get its number
+            if self._thread == thread:  # one that died may come to its end in the midst of the next
                 self._thread = 0
 
     def bury(self) -> None:

@@ -173,3 +173,42 @@ def test_suite_of_a_shop_has_a_store_for_each_test_and_a_readable_report(pyteste
         ]
     )
     assert "scenarios.py" not in result.stdout.str()
+
+
+def test_reports_of_all_processes_are_printed_written_and_held_to_a_threshold(pytester: pytest.Pytester) -> None:
+    """Also those of tests that pass; a run in which nothing was tried does not pass for a safe one."""
+    pytester.makepyfile(
+        shop=SHOP,
+        test_shop="""
+        from shop import charge, charges, mail, outbox
+
+        def test_charge(effect_coverage):
+            report = effect_coverage(charge, args=lambda trial: (f"o-{trial}", 5), effects=lambda trial: charges)
+            assert report.is_complete, report
+
+        def test_mail(effect_coverage):
+            report = effect_coverage(mail, args=lambda trial: (f"a-{trial}",), effects=lambda trial: outbox)
+            assert report.is_complete, report
+        """,
+    )
+    options = ("-n", "2", "--effect-coverage", "--effect-coverage-html=pages")
+    result = pytester.runpytest_subprocess(*BARE, "--show-capture=no", *options, "--effect-coverage-fail-under=95")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"E +AssertionError: shop.mail: 50 % of 2 deaths are safe",
+            r"E .* 16 +outbox.append\(address\)  died after: 2x instead of 1x",
+            "=+ effect coverage =+",
+            "pages: pages.index.html",
+            r"FAILED: 83 % of 6 deaths are safe; --effect-coverage-fail-under=95",
+        ]
+    )
+    assert "shop.charge: 100 % of 4 deaths are safe" in result.stdout.str()
+    pages = sorted(path.name for path in (pytester.path / "pages").iterdir())
+    assert pages == ["1.html", "2.html", "index.html"]
+    assert "died after: 2x instead of 1x" in "".join(path.read_text() for path in (pytester.path / "pages").iterdir())
+    for arguments, told in ((("-k", "nothing"), "no task was tried"), ((), "must be a number from 0 to 100")):
+        ended = pytester.runpytest_subprocess(
+            *BARE, *arguments, f"--effect-coverage-fail-under={1 if arguments else 101}"
+        )
+        assert (ended.ret != 0, told in ended.stdout.str() + ended.stderr.str()) == (True, True)

@@ -2,8 +2,10 @@
 # ruff: noqa: RET504 - a line after each block is what they are about
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
+from itertools import count
 from typing import Any
 
 from celery_idempotent import AtMostOnce, IdempotentTask, Policy, current_attempt
@@ -18,7 +20,7 @@ sound: dict[str, Any] = {}
 
 def _task(places: dict[str, Any], **options: Any) -> Callable[[Callable[[str], Any]], Any]:
     def make(body: Callable[[str], Any]) -> Any:
-        usual = {"base": IdempotentTask, "idempotent": Policy(key="order")}
+        usual = {"base": IdempotentTask, "idempotent": Policy(key="order"), "shared": False}
         places[body.__name__] = app.task(**{**usual, "name": f"holes.{body.__name__}", **options})(body)
         return places[body.__name__]
 
@@ -44,6 +46,13 @@ def in_a_step(order: str) -> None:
         charge(order)  # hole: in_a_step
 
     current_attempt().step("charge", call)
+
+
+@_task(holes)
+def in_a_lambda(order: str) -> str:
+    """A hole in the midst of a line."""
+    current_attempt().step("charge", lambda step: charge(order))  # hole: in_a_lambda
+    return order
 
 
 @_task(holes)
@@ -393,3 +402,53 @@ def sound_plain(order: str) -> str:
 def at_most_once(order: str) -> None:
     """A step that is not made again."""
     current_attempt().step("charge", lambda step: charge(order))
+
+
+@_task({}, base=app.Task, idempotent=None, acks_late=False)
+def early(order: str) -> str:
+    """A message that is acknowledged before its body."""
+    return order if charge(order) is None else ""  # type: ignore[func-returns-value]
+
+
+lock = threading.Lock()
+ends = count()
+
+
+@_task({})
+def locked(order: str) -> str:
+    """A body that holds a lock, and whose handlers have effects."""
+    ended = False
+    try:
+        with lock:
+            charge_once(order, order)
+        ended = True
+    except BaseException:
+        charge(order)
+        raise
+    finally:
+        if not ended:
+            charge(order)
+    return order
+
+
+@_task({})
+def seldom(order: str) -> str:
+    """A line that is come by once in a process, but not the first time."""
+    charge_once(order, order)
+    if next(ends) == 1:
+        order = order.upper()
+    return order
+
+
+@_task({})
+def threaded(order: str) -> None:
+    """An effect in a thread."""
+    thread = threading.Thread(target=charge_once, args=(order, order))
+    thread.start()
+    thread.join()
+
+
+@_task({})
+def failing(order: str) -> None:
+    """No effect."""
+    raise KeyError(order)
