@@ -168,10 +168,12 @@ class MortalThread(threading.Thread):
         try:
             self.result = self._call()
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-            self.error = error
+            self.error = None if self.is_dead else error
         finally:
             sys.settrace(None)
             sys.setprofile(None)
+            self._entered.clear()  # frames end here, in the thread that is dead
+            self._entered_in_python.clear()
             self._settled.set()
 
     def _call_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
