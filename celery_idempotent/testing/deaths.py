@@ -13,6 +13,7 @@ One way for all versions of Python: :func:`sys.settrace` sees the lines of its o
 import ast
 import dis
 import functools
+import gc
 import linecache
 import sys
 import sysconfig
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
@@ -263,12 +264,13 @@ def _is_suspended(frame: FrameType) -> bool:
 
 @contextmanager
 def unraised() -> Iterator[None]:
-    """Within the block, Python does not tell what else becomes of a dead thread's generators and coroutines."""
+    """Within the block, Python does not tell of generators and coroutines that end with a dead thread."""
     tell = sys.unraisablehook
 
     def hook(raised: Any) -> None:
-        if not getattr(threading.current_thread(), "is_dead", False):
+        if not isinstance(raised.object, CoroutineType | GeneratorType | FunctionType):
             tell(raised)
 
     with patch.object(sys, "unraisablehook", hook):
         yield
+        gc.collect()
