@@ -1,6 +1,7 @@
 """The command that checks a deployment before it goes out."""
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
@@ -10,8 +11,9 @@ import click
 from celery import Celery
 from celery.concurrency import ALIASES
 
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, IdempotencyWarning
 from celery_idempotent.integration.binding import is_builtin, is_enforced, is_idempotent, problems_of_delivery
+from celery_idempotent.integration.cli import bodies
 from celery_idempotent.integration.cli.base import AMOUNT, Invocation, advise, command, number
 from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.settings import runtime_of
@@ -29,7 +31,8 @@ def check(call: Invocation, strict: bool, timeout: float) -> None:
 
     It runs the checks that a worker runs at its start, for the pool that worker_pool names, and asks the broker. It
     leaves nothing behind, except an object of a few bytes where large results are kept. A store or broker that does not
-    answer is an error here; a worker would start and wait. --strict turns warnings into errors.
+    answer is an error here; a worker would start and wait. It reads the source of tasks, too, and warns of what makes a
+    duplicate another operation. --strict turns warnings into errors.
     """
     app: Celery = call.context.obj.app
     errors: list[str] = []
@@ -52,6 +55,8 @@ def check(call: Invocation, strict: bool, timeout: float) -> None:
         errors += [one_line(f"the broker {broker} cannot be used: {trouble}")] if trouble else []
         with noting():
             store = runtime_of(app).store
+            for finding in bodies.findings(app):
+                warnings.warn(IdempotencyWarning(finding, "body"), stacklevel=2)
             tasks = [_facts(app, each) for _, each in sorted(app.tasks.items()) if not is_builtin(type(each))]
     of_tasks = [one_line(f"{task['name']}: {each}") for task in tasks for each in task["warnings"]]
     warned = [*dict.fromkeys([*call.warned, *of_tasks])]
