@@ -9,6 +9,7 @@ import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,9 +121,7 @@ class _Summary:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         wanted, folder = (self._config.getoption(f"effect_coverage_{each}") for each in ("fail_under", "html"))
         if folder is not None and self._reports:
-            from celery_idempotent.testing.coverage_html import write_pages
-
-            self._lines.append(f"pages: {write_pages(folder, self._reports)}")
+            self._lines.append(f"pages: {_write_pages(folder, self._reports)}")
         deaths = [death for each in self._reports for death in each.deaths]
         percent = 100 * sum(each.ok for each in deaths) / len(deaths) if deaths else 0.0
         if (wanted is not None and percent < wanted) or (wanted is not None and not deaths):
@@ -136,3 +135,44 @@ class _Summary:
         if self._lines:
             terminalreporter.section("effect coverage")
             terminalreporter.write_line("\n\n".join(self._lines))
+
+
+_STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
+td { padding: 0 .8rem 0 0; vertical-align: top }
+.line { opacity: .6; text-align: right }
+.source { font: 13px/1.7 ui-monospace, monospace; overflow-wrap: anywhere; white-space: pre-wrap }
+.unsafe { background: #f003 }
+"""
+
+
+def _write_pages(folder: Path, reports: "list[EffectCoverage]") -> Path:
+    """An index, and a page for each report with its source."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number, report in enumerate(reports, 1):
+        page = f"{number}.html"
+        (folder / page).write_text(_page(report.task, "".join(_body(report))), encoding="utf-8")
+        rows.append(f'<tr><td><a href="{page}">{escape(report.task)}</a><td class=line>{report.percent:.0f} %')
+    index = folder / "index.html"
+    index.write_text(_page("Effect coverage", f"<table>{''.join(rows)}</table>"), encoding="utf-8")
+    return index
+
+
+def _page(title: str, body: str) -> str:
+    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>"
+    return f"<!doctype html><html lang=en>{head}<style>{_STYLE}</style><h1>{escape(title)}</h1>{body}"
+
+
+def _body(report: "EffectCoverage") -> Iterator[str]:
+    from celery_idempotent.testing.coverage import margins
+
+    yield f"<p>{report.percent:.0f} % of {len(report.deaths)} deaths are safe.</p>"
+    for path, rows in margins(report.deaths).items():
+        yield f"<h2>{escape(path)}</h2><table>"
+        for line, source, said in rows:
+            cells = f"<td class=line>{line}<td class=source>{escape(source)}<td>{escape(said)}"
+            yield f"<tr class={'unsafe' if 'died' in said else 'safe'}>{cells}"
+        yield "</table>"
+    yield from ("<ul>", *(f"<li>{escape(each)}" for each in report.notes), "</ul>")

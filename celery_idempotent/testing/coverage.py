@@ -269,7 +269,7 @@ class _Trials:
     def effects_of_death(self, point: Point) -> int | None:
         for _ in range(_TRIALS):
             found = self.run(point)
-            if self.dead:
+            if self.dead is not None:
                 return found
         return None
 

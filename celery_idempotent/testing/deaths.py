@@ -235,8 +235,9 @@ class MortalThread(threading.Thread):
         self._end.wait(_PATIENCE)
         # At the end of a ``with`` block an exception comes too late for its manager. One of C's, such as a lock, ends
         # by itself now; what another holds goes with its objects.
-        is_end = frame.f_lineno in _heads_of_with(frame.f_code.co_filename)
-        if not is_end or (frame, frame.f_lineno) in self._entered_in_python:
+        head = frame.f_lineno in _heads_of_with(frame.f_code.co_filename) and frame.f_lineno
+        is_end = any(each.line == head for each in self._entered.get(frame, ()))
+        if not is_end or (frame, head) in self._entered_in_python:
             self._refuse()
 
     def _refuse(self) -> None:

@@ -94,7 +94,7 @@ def test_mails_programs_and_connections_are_told_without_what_they_say(place: st
         with smtplib.SMTP("127.0.0.1", server.getsockname()[1]) as client:
             client.sendmail("a@b.example", "c@d.example", secret)
         subprocess.run(["true", secret], check=True)
-        socket.create_connection(place.split(":")).close()
+        socket.create_connection((place.split(":")[0], int(place.split(":")[1]))).close()
 
     threading.Thread(target=serve, daemon=True).start()
     with server, watch_effects() as seen:

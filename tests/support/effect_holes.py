@@ -18,8 +18,8 @@ holes: dict[str, Any] = {}
 sound: dict[str, Any] = {}
 
 
-def _task(places: dict[str, Any], **options: Any) -> Callable[[Callable[[str], Any]], Any]:
-    def make(body: Callable[[str], Any]) -> Any:
+def _task(places: dict[str, Any], **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    def make(body: Callable[..., Any]) -> Any:
         usual = {"base": IdempotentTask, "idempotent": Policy(key="order"), "shared": False}
         places[body.__name__] = app.task(**{**usual, "name": f"holes.{body.__name__}", **options})(body)
         return places[body.__name__]
@@ -157,7 +157,7 @@ async def _pay(order: str) -> None:
 def gather(order: str) -> int:
     """A hole in one of two coroutines."""
 
-    async def main() -> list[Any]:
+    async def main() -> Any:
         return await asyncio.gather(asyncio.sleep(0), _pay(order))
 
     return len(asyncio.run(main()))

@@ -17,7 +17,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.integration.cli.bodies import Source, findings
+from celery_idempotent.integration.cli.bodies import ModuleSource, findings
 from tests.support.commands import run, told
 from tests.support.deliveries import an_app
 
@@ -34,7 +34,7 @@ TASKS = {"shop.tasks.charge": "shop.charge", "shop.money.refund": "refund", "sho
 
 def _read(source: str) -> dict[int, str]:
     """By line, what is found in this module of a shop, where the key of ``report`` is not all its arguments."""
-    found = Source(HEAD + dedent(source), "shop.tasks", "shop", TASKS, {"shop.charge", "refund"}, {}, {})
+    found = ModuleSource(HEAD + dedent(source), "shop.tasks", "shop", TASKS, {"shop.charge", "refund"}, {}, {})
     return {line - HEAD.count("\n"): text for line, text in found.findings}
 
 

@@ -26,7 +26,7 @@ _Names = dict[str, str]
 _Selectors = dict[tuple[int, str], dict[str, str]]  # by line and name of a function: by option, the task
 
 
-class Source:
+class ModuleSource:
     """The source of a module, which need not be imported, and its findings by line; ``tasks`` has names by path."""
 
     def __init__(
@@ -146,7 +146,7 @@ def findings(app: Celery) -> list[str]:
         with suppress(KeyError, OSError, RecursionError, SyntaxError, TypeError, ValueError):  # there is no source
             module = sys.modules[name]
             about = module.__package__ or "", names, whole, dict(_live(module)), selectors.get(name, {})
-            source = Source(inspect.getsource(module), name, *about)
+            source = ModuleSource(inspect.getsource(module), name, *about)
             found |= {(relpath(inspect.getfile(module)), *each) for each in source.findings}
     return [f"{file}:{line}: {text}" for file, line, text in sorted(found)]
 
