@@ -283,8 +283,11 @@ class _Trials:
             self.endings = self.scenarios.deliver(message, partial(self._deliver_once, fatal, learns))
             return self._count(trial) - before
         finally:
-            if self.dead is not None:
-                self.dead.unwind()
+            self._unwind()
+
+    def _unwind(self) -> None:
+        if self.dead is not None:
+            self.dead.unwind()
 
     def explain_silence(self) -> str:
         name, ending = self.scenarios.deliveries.task.name, self.endings[-1]
