@@ -16,13 +16,15 @@ from tests.support.effect_receiver import Charging, charge, charge_once
 app = an_app()
 holes: dict[str, Any] = {}
 sound: dict[str, Any] = {}
+others: dict[str, Any] = {}
 
 
 def _task(places: dict[str, Any], **options: Any) -> Callable[[Callable[..., Any]], Any]:
     def make(body: Callable[..., Any]) -> Any:
         usual = {"base": IdempotentTask, "idempotent": Policy(key="order"), "shared": False}
-        places[body.__name__] = app.task(**{**usual, "name": f"holes.{body.__name__}", **options})(body)
-        return places[body.__name__]
+        name = body.__name__.lstrip("_")
+        places[name] = app.task(**{**usual, "name": f"holes.{name}", **options})(body)
+        return places[name]
 
     return make
 
@@ -32,15 +34,13 @@ def _step_key(order: str) -> Callable[[Any], None]:
 
 
 @_task(holes)
-def before_a_step(order: str) -> None:
-    """A hole before a step."""
+def _before_a_step(order: str) -> None:
     charge(order)  # hole: before_a_step
     current_attempt().step("mail", lambda step: None)
 
 
 @_task(holes)
-def in_a_step(order: str) -> None:
-    """A hole in a step, which cannot know that its effect happened."""
+def _in_a_step(order: str) -> None:
 
     def call(step: Any) -> None:
         charge(order)  # hole: in_a_step
@@ -49,76 +49,66 @@ def in_a_step(order: str) -> None:
 
 
 @_task(holes)
-def in_a_lambda(order: str) -> str:
-    """A hole in the midst of a line."""
+def _in_a_lambda(order: str) -> str:
     current_attempt().step("charge", lambda step: charge(order))  # hole: in_a_lambda
     return order
 
 
 @_task(holes)
-def after_a_step(order: str) -> str:
-    """A hole after a step, and nothing but a return behind it."""
+def _after_a_step(order: str) -> str:
     current_attempt().step("mail", lambda step: None)
     charge(order)  # hole: after_a_step
     return order
 
 
 @_task(holes)
-def helper_module(order: str) -> str:
-    """A hole in another module."""
+def _helper_module(order: str) -> str:
     return helpers.charge_twice_removed(order)
 
 
 @_task(holes)
-def own_manager_entry(order: str) -> str:
-    """A hole in a context manager's first half."""
+def _own_manager_entry(order: str) -> str:
     with helpers.charged_on_entry(order):
         found = order
     return found
 
 
 @_task(holes)
-def own_manager_exit(order: str) -> str:
-    """A hole in a context manager's second half."""
+def _own_manager_exit(order: str) -> str:
     with helpers.charged_on_exit(order):
         found = order
     return found
 
 
 @_task(holes)
-def their_manager_entry(order: str) -> str:
-    """A hole in the entry of somebody else's context manager."""
+def _their_manager_entry(order: str) -> str:
     with Charging(order, "enter"):  # hole: their_manager_entry
         found = order
     return found
 
 
 @_task(holes)
-def their_manager_exit(order: str) -> str:
-    """A hole in the exit of somebody else's context manager."""
+def _their_manager_exit(order: str) -> str:
     with Charging(order, "exit"):  # hole: their_manager_exit
         found = order
     return found
 
 
 @_task(holes)
-def loop(order: str) -> None:
-    """A hole in each pass of a loop."""
+def _loop(order: str) -> None:
     for _ in range(3):
         charge(order)  # hole: loop
 
 
 @_task(holes)
-def second_pass(order: str) -> None:
-    """A hole in the second pass."""
+def _second_pass(order: str) -> None:
     for number in range(3):
         if number == 1:
             charge(order)  # hole: second_pass
 
 
 @_task(holes)
-def finally_block(order: str) -> str:
-    """A hole in ``finally``, which a dead process does not come to."""
+def _finally_block(order: str) -> str:
     try:
         found = order
     finally:
@@ -127,8 +117,7 @@ def finally_block(order: str) -> str:
 
 
 @_task(holes)
-def handler(order: str) -> str:
-    """A hole in a handler."""
+def _handler(order: str) -> str:
     try:
         raise KeyError(order)
     except KeyError:
@@ -137,8 +126,7 @@ def handler(order: str) -> str:
 
 
 @_task(holes)
-def swallowed(order: str) -> str:
-    """A hole in a body that swallows all there is to raise."""
+def _swallowed(order: str) -> str:
     try:
         charge(order)  # hole: swallowed
         found = order
@@ -154,8 +142,7 @@ async def _pay(order: str) -> None:
 
 
 @_task(holes)
-def gather(order: str) -> int:
-    """A hole in one of two coroutines."""
+def _gather(order: str) -> int:
 
     async def main() -> Any:
         return await asyncio.gather(asyncio.sleep(0), _pay(order))
@@ -170,14 +157,12 @@ def _payments(order: str) -> Iterator[int]:
 
 
 @_task(holes)
-def generator(order: str) -> int:
-    """A hole between two yields."""
+def _generator(order: str) -> int:
     return sum(_payments(order))
 
 
 @_task(holes)
-def several_lines(order: str) -> str:
-    """A hole at a statement of several lines is told at its first."""
+def _several_lines(order: str) -> str:
     charge(  # hole: several_lines
         order,
     )
@@ -195,14 +180,12 @@ def _decorated(body: Callable[[str], Any]) -> Callable[[str], Any]:
 
 @_task(holes)
 @_decorated
-def decorator(order: str) -> str:
-    """A hole in a decorator."""
+def _decorator(order: str) -> str:
     return order
 
 
 @_task(holes)
-def match_case(order: str) -> str:
-    """A hole in a case."""
+def _match_case(order: str) -> str:
     match order.partition("-"):
         case [_, "-", _]:
             charge(order)  # hole: match_case
@@ -210,65 +193,56 @@ def match_case(order: str) -> str:
 
 
 @_task(holes)
-def condition(order: str) -> str:
-    """A hole in the head of an ``if``."""
+def _condition(order: str) -> str:
     if charge(order) is None:  # type: ignore[func-returns-value] # hole: condition
         found = order
     return found
 
 
 @_task(holes, base=app.Task, idempotent=None)
-def plain(order: str) -> str:
-    """A hole in a task that knows nothing of this library."""
+def _plain(order: str) -> str:
     charge(order)  # hole: plain
     return order
 
 
 @_task(sound)
-def keyed_step(order: str) -> None:
-    """A step with its key."""
+def _keyed_step(order: str) -> None:
     current_attempt().step("charge", _step_key(order))
 
 
 @_task(sound)
-def effect_key(order: str) -> str:
-    """An effect key without a step."""
+def _effect_key(order: str) -> str:
     charge_once(order, current_attempt().effect_key("charge"))
     return order
 
 
 @_task(sound)
-def two_steps(order: str) -> None:
-    """Two steps, each with its key."""
+def _two_steps(order: str) -> None:
     for name in ("charge", "fee"):
         current_attempt().step(name, _step_key(order))
 
 
 @_task(sound)
-def own_key(order: str) -> str:
-    """The order is the key."""
+def _own_key(order: str) -> str:
     charge_once(order, order)
     return order
 
 
 @_task(sound)
-def sound_manager(order: str) -> str:
-    """A key in a context manager."""
+def _sound_manager(order: str) -> str:
     with helpers.charged_with_key(order, order):
         found = order
     return found
 
 
 @_task(sound)
-def sound_loop(order: str) -> None:
-    """A key for each pass."""
+def _sound_loop(order: str) -> None:
     for number in range(3):
         charge_once(order, f"{order}:{number}")
 
 
 @_task(sound)
-def sound_finally(order: str) -> str:
-    """A key in ``finally``."""
+def _sound_finally(order: str) -> str:
     try:
         found = order
     finally:
@@ -277,8 +251,7 @@ def sound_finally(order: str) -> str:
 
 
 @_task(sound)
-def sound_handler(order: str) -> str:
-    """A key in a handler."""
+def _sound_handler(order: str) -> str:
     try:
         raise KeyError(order)
     except KeyError:
@@ -287,8 +260,7 @@ def sound_handler(order: str) -> str:
 
 
 @_task(sound)
-def sound_swallowed(order: str) -> str:
-    """A key in a body that swallows all there is to raise."""
+def _sound_swallowed(order: str) -> str:
     try:
         charge_once(order, order)
         found = order
@@ -299,8 +271,7 @@ def sound_swallowed(order: str) -> str:
 
 
 @_task(sound)
-def compensated(order: str) -> str:
-    """A ``finally`` that would repeat the effect if a dead process came to it."""
+def _compensated(order: str) -> str:
     ends = False
     try:
         charge_once(order, order)
@@ -317,8 +288,7 @@ async def _pay_with_key(order: str, number: int) -> None:
 
 
 @_task(sound)
-def sound_gather(order: str) -> None:
-    """Coroutines, each with its key."""
+def _sound_gather(order: str) -> None:
 
     async def main() -> None:
         await asyncio.gather(*(_pay_with_key(order, each) for each in range(3)))
@@ -333,14 +303,12 @@ def _payments_with_keys(order: str) -> Iterator[int]:
 
 
 @_task(sound)
-def sound_generator(order: str) -> int:
-    """A key between two yields."""
+def _sound_generator(order: str) -> int:
     return sum(_payments_with_keys(order))
 
 
 @_task(sound)
-def sound_match(order: str) -> str:
-    """A key in a case."""
+def _sound_match(order: str) -> str:
     match order.partition("-"):
         case [_, "-", _]:
             charge_once(order, order)
@@ -348,26 +316,22 @@ def sound_match(order: str) -> str:
 
 
 @_task(sound)
-def sound_condition(order: str) -> str:
-    """A key in a condition."""
+def _sound_condition(order: str) -> str:
     return "yes" if charge_once(order, order) is None else "no"  # type: ignore[func-returns-value]
 
 
 @_task(sound)
-def sound_partial(order: str) -> None:
-    """A key that a partial carries."""
+def _sound_partial(order: str) -> None:
     partial(charge_once, order)(order)
 
 
 @_task(sound)
-def sound_comprehension(order: str) -> int:
-    """A key for each element."""
+def _sound_comprehension(order: str) -> int:
     return len([charge_once(order, f"{order}:{each}") for each in range(2)])  # type: ignore[func-returns-value]
 
 
 @_task(sound)
-def sound_nested(order: str) -> None:
-    """A key in a nested function."""
+def _sound_nested(order: str) -> None:
 
     def pay() -> None:
         charge_once(order, order)
@@ -376,8 +340,7 @@ def sound_nested(order: str) -> None:
 
 
 @_task(sound, bind=True)
-def sound_retry(task: Any, order: str) -> str:
-    """A retry after the effect, which has a key."""
+def _sound_retry(task: Any, order: str) -> str:
     charge_once(order, order)
     if not task.request.retries:
         raise task.retry(countdown=0)
@@ -385,28 +348,24 @@ def sound_retry(task: Any, order: str) -> str:
 
 
 @_task(sound, bind=True, max_retries=1)
-def sound_request(task: Any, order: str) -> str:
-    """The order as the key of a bound task."""
+def _sound_request(task: Any, order: str) -> str:
     charge_once(order, task.name + order)
     return order
 
 
 @_task(sound, base=app.Task, idempotent=None)
-def sound_plain(order: str) -> str:
-    """A plain task with a key of its own."""
+def _sound_plain(order: str) -> str:
     charge_once(order, order)
     return order
 
 
-@_task({}, idempotent=Policy(key="order", effects={"charge": AtMostOnce()}))
-def at_most_once(order: str) -> None:
-    """A step that is not made again."""
+@_task(others, idempotent=Policy(key="order", effects={"charge": AtMostOnce()}))
+def _at_most_once(order: str) -> None:
     current_attempt().step("charge", lambda step: charge(order))
 
 
-@_task({}, base=app.Task, idempotent=None, acks_late=False)
-def early(order: str) -> str:
-    """A message that is acknowledged before its body."""
+@_task(others, base=app.Task, idempotent=None, acks_late=False)
+def _early(order: str) -> str:
     return order if charge(order) is None else ""  # type: ignore[func-returns-value]
 
 
@@ -414,9 +373,8 @@ lock = threading.Lock()
 ends = count()
 
 
-@_task({})
-def locked(order: str) -> str:
-    """A body that holds a lock, and whose handlers have effects."""
+@_task(others)
+def _locked(order: str) -> str:
     ended = False
     try:
         with lock:
@@ -431,24 +389,21 @@ def locked(order: str) -> str:
     return order
 
 
-@_task({})
-def seldom(order: str) -> str:
-    """A line that is come by once in a process, but not the first time."""
+@_task(others)
+def _seldom(order: str) -> str:
     charge_once(order, order)
     if next(ends) == 1:
         order = order.upper()
     return order
 
 
-@_task({})
-def threaded(order: str) -> None:
-    """An effect in a thread."""
+@_task(others)
+def _threaded(order: str) -> None:
     thread = threading.Thread(target=charge_once, args=(order, order))
     thread.start()
     thread.join()
 
 
-@_task({})
-def failing(order: str) -> None:
-    """No effect."""
+@_task(others)
+def _failing(order: str) -> None:
     raise KeyError(order)

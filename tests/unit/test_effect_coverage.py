@@ -45,7 +45,7 @@ def test_a_sound_task_has_no_hole(name: str) -> None:
 
 def test_a_report_blames_the_hole_and_not_what_it_repeats() -> None:
     """It is a text, the source with margins, so that pytest shows it where an assertion fails."""
-    report = covered(effect_holes.after_a_step)
+    report = covered(effect_holes.holes["after_a_step"])
     rows = {line.split()[0]: line.rpartition("  ")[2] for line in report.splitlines() if line[:5].strip().isdigit()}
     _, hole = HOLES["after_a_step"]
     assert rows == {
@@ -58,38 +58,38 @@ def test_a_report_blames_the_hole_and_not_what_it_repeats() -> None:
 
 def test_a_promise_allows_what_it_says() -> None:
     """At most once may miss an effect, at least once may repeat it; a message can be lost with its worker."""
-    task = effect_holes.at_most_once
+    task = effect_holes.others["at_most_once"]
     assert [covered(task, promise=each).is_complete for each in ("exactly once", "at most once")] == [False, True]
-    assert covered(effect_holes.plain, promise="at least once").is_complete
-    assert not covered(effect_holes.plain, promise="at most once").is_complete
-    assert "died before: lost" in covered(effect_holes.early)
+    assert covered(effect_holes.holes["plain"], promise="at least once").is_complete
+    assert not covered(effect_holes.holes["plain"], promise="at most once").is_complete
+    assert "died before: lost" in covered(effect_holes.others["early"])
 
 
 def test_what_a_dead_worker_holds_is_let_go_and_nothing_of_it_runs() -> None:
     """The next delivery waits for its lock; on the way out neither a handler nor ``finally`` has effects."""
-    report = covered(effect_holes.locked)
+    report = covered(effect_holes.others["locked"])
     assert {each.effects for each in report.deaths} == {1}
     assert not effect_holes.lock.locked()
 
 
 def test_a_line_that_no_trial_comes_by_again_is_not_called_safe() -> None:
     """Where chance decides, a report says that it knows nothing."""
-    report = covered(effect_holes.seldom)
+    report = covered(effect_holes.others["seldom"])
     assert {each.effects for each in report.deaths if not each.ok} == {None}
     assert "not reached again" in report
 
 
 def test_threads_of_a_body_are_told() -> None:
     """In them nobody dies."""
-    (note,) = covered(effect_holes.threaded).notes
+    (note,) = covered(effect_holes.others["threaded"]).notes
     assert note.endswith("starts a thread, in which nobody dies")
 
 
 def test_what_cannot_be_covered_is_refused() -> None:
     """A task without an effect, with what its body raised; what is not a task; and what is not a promise."""
     with pytest.raises(ValueError, match="KeyError.*args="):
-        covered(effect_holes.failing)
+        covered(effect_holes.others["failing"])
     with pytest.raises(TypeError, match="must be a Celery task"):
         effect_coverage(covered, effects=lambda trial: 1)
     with pytest.raises(ValueError, match="must be one of"):
-        covered(effect_holes.plain, promise="once")
+        covered(effect_holes.holes["plain"], promise="once")
