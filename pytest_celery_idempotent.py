@@ -140,6 +140,7 @@ class _Summary:
 _STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
+h2 { font-size: 1.1rem }
 td { padding: 0 .8rem 0 0; vertical-align: top }
 .line { opacity: .6; text-align: right }
 .source { font: 13px/1.7 ui-monospace, monospace; overflow-wrap: anywhere; white-space: pre-wrap }
@@ -154,7 +155,8 @@ def _write_pages(folder: Path, reports: "list[EffectCoverage]") -> Path:
     for number, report in enumerate(reports, 1):
         page = f"{number}.html"
         (folder / page).write_text(_page(report.task, "".join(_body(report))), encoding="utf-8")
-        rows.append(f'<tr><td><a href="{page}">{escape(report.task)}</a><td class=line>{report.percent:.0f} %')
+        told = escape(report.partition("\n")[0].removeprefix(f"{report.task}: "))
+        rows.append(f'<tr><td><a href="{page}">{escape(report.task)}</a><td>{told}')
     index = folder / "index.html"
     index.write_text(_page("Effect coverage", f"<table>{''.join(rows)}</table>"), encoding="utf-8")
     return index
@@ -166,11 +168,11 @@ def _page(title: str, body: str) -> str:
 
 
 def _body(report: "EffectCoverage") -> Iterator[str]:
-    from celery_idempotent.testing.coverage import margins
+    from celery_idempotent.testing.coverage import margins, shown
 
-    yield f"<p>{report.percent:.0f} % of {len(report.deaths)} deaths are safe.</p>"
+    yield f"<p>{escape(report.partition(chr(10))[0])}</p>"
     for path, rows in margins(report.deaths).items():
-        yield f"<h2>{escape(path)}</h2><table>"
+        yield f"<h2>{escape(shown(path))}</h2><table>"
         for line, source, said in rows:
             cells = f"<td class=line>{line}<td class=source>{escape(source)}<td>{escape(said)}"
             yield f"<tr class={'unsafe' if 'died' in said else 'safe'}>{cells}"

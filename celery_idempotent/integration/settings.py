@@ -251,7 +251,7 @@ class Runtime:
     @cached_property
     def broker(self) -> Broker:
         """What matters of the broker that the app publishes to; connects to nothing."""
-        driver = self._app.connection_for_write().transport.driver_type
+        driver = self._app.connection_for_write().get_transport_cls().driver_type
         options = self._app.conf.broker_transport_options or {}
         return Broker(driver, options.get("visibility_timeout", _VISIBILITY_TIMEOUT.get(driver)))
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from linecache import getline
+from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
 from celery import Task
 
-from celery_idempotent.integration.operating.watching import watch_effects
+from celery_idempotent.integration.operating.watching import shown, watch_effects
 from celery_idempotent.testing.deaths import MortalThread, Point, Source, Statement, When, unraised
 from celery_idempotent.testing.effects import Promise, checked
 from celery_idempotent.testing.scenarios import (
@@ -31,6 +32,11 @@ from celery_idempotent.troubleshooting import with_link
 
 _WIDTH = 88
 """Columns of source in a report, at most."""
+
+_LOST = (
+    "Its message is lost with its worker: set task_acks_late and task_reject_on_worker_lost, in the test's app as in "
+    "production, before the task is declared"
+)
 
 _TRIALS = 3
 """How often a line is tried that a trial did not come by."""
@@ -49,7 +55,7 @@ class Death:
     expected: int
     #: False where the line is to blame: up to there, a death had other effects.
     ok: bool
-    #: Where effects are not as expected: the line that is to blame, which may be one before.
+    #: Where effects are not as expected: file and line that are to blame, which may be one before.
     cause: str = ""
 
 
@@ -69,10 +75,7 @@ class EffectCoverage(str):
 
     def __new__(cls, task: str, deaths: Sequence[Death], notes: Sequence[str] = ()) -> Self:
         """A report of ``task``."""
-        share = f"{_percent(deaths):.0f} % of {len(deaths)} deaths are safe"
-        report = super().__new__(
-            cls, "\n".join((f"{task}: {share}", *_lines(deaths), *(f"* {each}" for each in notes)))
-        )
+        report = super().__new__(cls, "\n".join((*_lines(task, deaths), *(f"* {each}" for each in notes))))
         report.task, report.deaths, report.notes = task, tuple(deaths), tuple(notes)
         return report
 
@@ -94,11 +97,21 @@ def _percent(deaths: Sequence[Death]) -> float:
     return 100 * sum(each.ok for each in deaths) / len(deaths) if deaths else 0.0
 
 
-def _lines(deaths: Sequence[Death]) -> Iterator[str]:
+def _lines(task: str, deaths: Sequence[Death]) -> Iterator[str]:
+    faults = dict.fromkeys(_place(each.path, each.line) for each in deaths if not each.ok)
+    mend = f"; mend {', '.join(faults)}" if faults else ""
+    yield f"{task}: {_percent(deaths):.0f} % of {len(deaths)} deaths are safe{mend}"
     for path, rows in margins(deaths).items():
-        yield f"\n{path}"
+        if faults and {said for _, _, said in rows} == {"ok"}:
+            yield f"\n{shown(path)}: ok"
+            continue
+        yield f"\n{shown(path)}"
         width = min(max(len(source) for _, source, _ in rows), _WIDTH)
         yield from (f"{line:5}  {source:<{width}}  {said}" for line, source, said in rows)
+
+
+def _place(path: str, line: int) -> str:
+    return f"{Path(path).name}:{line}"
 
 
 def margins(deaths: Sequence[Death]) -> dict[str, list[tuple[int, str, str]]]:
@@ -166,7 +179,8 @@ def effect_coverage(
 
     Raises:
         TypeError: ``task`` is not a task.
-        ValueError: ``promise`` is not one of the three, or a quiet run has no effect.
+        ValueError: ``promise`` is not one of the three, a quiet run has no effect, or one trial changes what another
+            has.
     """
     __tracebackhide__ = True
     checked(task, promise)
@@ -188,7 +202,13 @@ def effect_coverage(
         for done, point in enumerate(tried, 1):
             search.try_point(point)
             on_progress(done, len(tried))
-    notes = [str(each) for each in seen if not each.has_key]
+        if (again := trials.run()) != expected:
+            depend = (
+                f"a quiet run had {expected} effects before all deaths, and {again} after them: args= and effects= must"
+            )
+            raise ValueError(with_link(f"{depend} be about one trial", "errors#test-argument"))
+    notes = [] if trials.scenarios.redelivers else [_LOST]
+    notes += [str(each) for each in seen if not each.has_key]
     notes += [f"{path}:{line} starts a thread, in which nobody dies" for path, line in trials.threads]
     return EffectCoverage(task.name, search.deaths(), notes)
 
@@ -237,7 +257,7 @@ class _Search:
                 effects,
                 self.expected,
                 point not in blamed.values(),
-                f"line {cause.line}" if (cause := self.causes.get(point)) else "",
+                _place(cause.path, cause.line) if (cause := self.causes.get(point)) else "",
             )
             for point, effects in self.effects.items()
         )
@@ -291,7 +311,7 @@ class _Trials:
 
     def explain_silence(self) -> str:
         name, ending = self.scenarios.deliveries.task.name, self.endings[-1]
-        why = f"; its body raised {ending.value!r}" if ending.how == "FAILURE" else ""
+        why = "" if ending.how == "SUCCESS" else f"; it ended {ending.how}: {ending.value!r}"
         return (
             f"effects= counted none after a quiet run of {name}{why}: let it count those of its trial, and let args= "
             "make arguments with which the body succeeds"

@@ -100,7 +100,7 @@ def _is_foreign(path: str, roots: tuple[str, ...]) -> bool:
 def _lines(path: str) -> dict[int, tuple[int, int]]:
     """The first and the last line of the statement at each line of a file; a compound one has none in its body."""
     found: dict[int, tuple[int, int]] = {}
-    for node in ast.walk(ast.parse("".join(linecache.getlines(path)))):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case) and not isinstance(
             node, ast.Try | ast.TryStar
         ):
@@ -114,8 +114,15 @@ def _lines(path: str) -> dict[int, tuple[int, int]]:
 
 @functools.cache
 def _heads_of_with(path: str) -> frozenset[int]:
-    tree = ast.parse("".join(linecache.getlines(path)))
-    return frozenset(each.lineno for each in ast.walk(tree) if isinstance(each, ast.With | ast.AsyncWith))
+    return frozenset(each.lineno for each in ast.walk(_tree(path)) if isinstance(each, ast.With | ast.AsyncWith))
+
+
+def _tree(path: str) -> ast.Module:
+    """The source of a file; nothing of one that is not Python's, such as a template that claims to be executed."""
+    try:
+        return ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 class _Unwinding(WorkerDied, GeneratorExit):

@@ -371,7 +371,7 @@ class Scenarios:
         task = self.deliveries.task
         policy = task.idempotency_policy if isinstance(task, IdempotentMixin) else None
         self._lease = (policy.lease_ms + runtime_of(task.app).grace) / 1000 if policy else 0.0
-        self._redelivers = comes_back_from_lost_worker(task)
+        self.redelivers = comes_back_from_lost_worker(task)
 
     def play_all(self) -> list[Row]:
         """What came of each; only the first if that says nothing about one effect."""
@@ -427,7 +427,7 @@ class Scenarios:
     def _next(self, message: Message, ending: DeliveryResult, published: Sequence[Message]) -> list[Message]:
         """What a broker delivers then."""
         given_back = ending.how == "REJECTED" and ending.value.requeue
-        if given_back or (ending.how == "DIED" and self._redelivers):
+        if given_back or (ending.how == "DIED" and self.redelivers):
             return [*published, replace(message, is_redelivered=True)]
         return list(published)
 

@@ -1,5 +1,6 @@
 """``effect_coverage`` finds the line that repeats an effect, and blames no other."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_a_report_blames_the_hole_and_not_what_it_repeats() -> None:
     assert rows == {
         str(hole - 1): "ok",
         str(hole): "died after: 2x instead of 1x",
-        str(hole + 1): f"ok but for line {hole}",
+        str(hole + 1): f"ok but for effect_holes.py:{hole}",
     }
     assert (isinstance(report, str), repr(report)) == (True, "<effect coverage of holes.after_a_step: 88 %>")
 
@@ -86,7 +87,10 @@ def test_threads_of_a_body_are_told() -> None:
 
 
 def test_what_cannot_be_covered_is_refused() -> None:
-    """A task without an effect, with what its body raised; what is not a task; and what is not a promise."""
+    """No effect, with what the body raised; trials that depend on each other; no task; and no promise."""
+    plain, total = effect_holes.holes["plain"], count()
+    with pytest.raises(ValueError, match="must be about one trial"):
+        effect_coverage(plain, lambda trial: ("o",), effects=lambda trial: next(total) ** 2, source=SOURCE)
     with pytest.raises(ValueError, match="KeyError.*args="):
         covered(effect_holes.others["failing"])
     with pytest.raises(TypeError, match="must be a Celery task"):

@@ -37,6 +37,9 @@ _DAY = 86_400_000
 _HOUR = 3_600_000
 
 _READS = {"GET", "HEAD", "OPTIONS", "TRACE"}
+_OTHERS = {"MAIL", "RUN", "CONNECT"}
+"""What is not HTTP."""
+
 _KEY_HEADERS = ("idempoten", "paypal-request-id")
 
 
@@ -64,9 +67,14 @@ class SeenEffect:
 
     def __str__(self) -> str:
         place = f"in step {self.step!r}" if self.step else "outside any step"
-        key = "with an idempotency key" if self.has_key else "without Idempotency-Key"
-        path = self.path.removeprefix(f"{os.getcwd()}/")
-        return f"{self.task}, {path}:{self.line}: {self.method} {self.host}{self.target} {place} and {key}"
+        if self.method not in _OTHERS:
+            place += " and " + ("with an idempotency key" if self.has_key else "without Idempotency-Key")
+        return f"{self.task}, {shown(self.path)}:{self.line}: {self.method} {self.host}{self.target} {place}"
+
+
+def shown(path: str) -> str:
+    """A path as people read it."""
+    return path.removeprefix(f"{os.getcwd()}/")
 
 
 class SeenEffects(list[SeenEffect]):
