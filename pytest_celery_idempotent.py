@@ -123,9 +123,9 @@ class _Summary:
         if folder is not None and self._reports:
             self._lines.append(f"pages: {_write_pages(folder, self._reports)}")
         deaths = [death for each in self._reports for death in each.deaths]
-        percent = 100 * sum(each.ok for each in deaths) / len(deaths) if deaths else 0.0
+        percent = 100 * sum(not each.cause for each in deaths) / len(deaths) if deaths else 0.0
         if (wanted is not None and percent < wanted) or (wanted is not None and not deaths):
-            what = f"{percent:.0f} % of {len(deaths)} deaths are safe" if deaths else "no task was tried"
+            what = f"{int(percent)} % of {len(deaths)} deaths are safe" if deaths else "no task was tried"
             self._lines.append(f"FAILED: {what}; --effect-coverage-fail-under={wanted:g}")
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 

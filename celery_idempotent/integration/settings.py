@@ -52,7 +52,7 @@ SETTINGS: Mapping[str, Any] = {
     "idempotency_hold_messages": True,
     "idempotency_cipher": None,
     "idempotency_cipher_required": False,
-    "idempotency_watch": False,
+    "idempotency_watch_effects": False,
 }
 """Every setting of this library, with its default; times are in seconds."""
 
@@ -232,7 +232,7 @@ class Runtime:
         lambda held: isinstance(held, bool) or held == "all",
     )
     # Whether effects of observed tasks are noted.
-    watch = _row("idempotency_watch", "True or False", bool, lambda value: isinstance(value, bool))
+    watch = _row("idempotency_watch_effects", "True or False", bool, lambda value: isinstance(value, bool))
     # Milliseconds.
     grace = _row("idempotency_grace", "seconds that a takeover waits after a lease", milliseconds)
     relay_every = _row("idempotency_relay", "seconds between two looks, or 0 for none", milliseconds)

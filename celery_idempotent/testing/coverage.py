@@ -80,27 +80,27 @@ class EffectCoverage(str):
         return report
 
     def __repr__(self) -> str:
-        return f"<effect coverage of {self.task}: {self.percent:.0f} %>"
+        return f"<effect coverage of {self.task}: {int(self.percent)} %>"
 
     @property
     def is_complete(self) -> bool:
-        """Whether there were lines to die at, and none is to blame."""
-        return bool(self.deaths) and all(each.ok for each in self.deaths)
+        """Whether each death had the effects that were promised."""
+        return bool(self.deaths) and not any(each.cause for each in self.deaths)
 
     @property
     def percent(self) -> float:
-        """How many of the deaths have no line to blame, in percent; 0 where there was none."""
+        """How many of the deaths had the effects that were promised, in percent; 0 where there was none."""
         return _percent(self.deaths)
 
 
 def _percent(deaths: Sequence[Death]) -> float:
-    return 100 * sum(each.ok for each in deaths) / len(deaths) if deaths else 0.0
+    return 100 * sum(not each.cause for each in deaths) / len(deaths) if deaths else 0.0
 
 
 def _lines(task: str, deaths: Sequence[Death]) -> Iterator[str]:
     faults = dict.fromkeys(_place(each.path, each.line) for each in deaths if not each.ok)
     mend = f"; mend {', '.join(faults)}" if faults else ""
-    yield f"{task}: {_percent(deaths):.0f} % of {len(deaths)} deaths are safe{mend}"
+    yield f"{task}: {int(_percent(deaths))} % of {len(deaths)} deaths are safe{mend}"
     for path, rows in margins(deaths).items():
         if faults and {said for _, _, said in rows} == {"ok"}:
             yield f"\n{shown(path)}: ok"
@@ -134,7 +134,7 @@ def _said_of(death: Death) -> str:
         return f"ok but for {death.cause}" if death.cause else ""
     if death.ok:
         return ""
-    return f"died {death.when}: " + ("lost" if death.effects == 0 else f"{death.effects}x instead of {death.expected}x")
+    return f"died {death.when}: {death.effects}x instead of {death.expected}x"
 
 
 def effect_coverage(
@@ -154,10 +154,10 @@ def effect_coverage(
     Then there is a trial for each side of each line: the worker dies there, at its first pass, and the message is
     delivered again as a broker would until nothing is left to deliver. It works for plain Celery tasks, too.
 
-    A dead worker is a thread that stands still at the line until the effects are counted, so none of its ``finally``
-    blocks and handlers runs before. Each delivery has a thread of its own: it does not see what a test has written in a
-    transaction that is still open. Deaths within C functions, in other threads of a body and in other processes are not
-    tried.
+    A dead worker is a thread that stands still at the line until the effects are counted, or for a second. None of its
+    ``finally`` blocks and handlers runs. Each delivery has a thread of its own: it does not see what a test has written
+    in a transaction that is still open. Deaths within C functions, in other threads of a body and in other processes
+    are not tried.
 
     A line is to blame where its death has other effects than the death a moment earlier. Whatever comes after it is
     repeated with it, and is not to blame.
@@ -179,8 +179,8 @@ def effect_coverage(
 
     Raises:
         TypeError: ``task`` is not a task.
-        ValueError: ``promise`` is not one of the three, a quiet run has no effect, or one trial changes what another
-            has.
+        ValueError: ``promise`` is not one of the three, a quiet run has no effect, one trial changes what another
+            has, or no line of ``source`` was executed.
     """
     __tracebackhide__ = True
     checked(task, promise)
@@ -199,6 +199,8 @@ def effect_coverage(
             raise ValueError(with_link(trials.explain_silence(), "errors#test-argument"))
         search = _Search(trials, expected, promise)
         tried = list(dict.fromkeys(point for point in trials.points if point.number == 1))
+        if not tried:
+            raise ValueError(with_link(f"source={source!r}: no line of it was executed", "errors#test-argument"))
         for done, point in enumerate(tried, 1):
             search.try_point(point)
             on_progress(done, len(tried))

@@ -1,10 +1,10 @@
 """A worker's death at a line of its author's code, acted by a thread that stands still there.
 
 An exception at the line would unwind the body, and its ``finally`` blocks and handlers would run: a killed process runs
-none. So the thread waits at the line for as long as the effects are counted. Afterwards it is unwound, since it holds
+none. So the thread waits at the line until the effects are counted, or for a second. Then it is unwound, since it holds
 connections, locks and transactions that a server or the kernel would have taken from a dead process. On that way it
-leaves ``with`` blocks of other people's code, so that a transaction is rolled back, and executes nothing
-of its author's.
+leaves ``with`` blocks of other people's code, so that a transaction is rolled back, and executes nothing of its
+author's.
 
 One way for all versions of Python: :func:`sys.settrace` sees the lines of its own thread alone, and leaves the tools of
 :mod:`sys.monitoring`, coverage and debuggers of other threads alone.
@@ -20,7 +20,7 @@ import sysconfig
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
@@ -145,7 +145,7 @@ class MortalThread(threading.Thread):
         self._fatal = fatal
         self._on_death = on_death
         self._entered: dict[FrameType, dict[Statement, int]] = {}
-        self._entered_in_python: set[tuple[FrameType, int]] = set()
+        self._managers: dict[tuple[FrameType, int], Any] = {}
         self._passes: Counter[Statement] = Counter()
         self._settled, self._end = threading.Event(), threading.Event()
         self.is_dead = False
@@ -181,13 +181,13 @@ class MortalThread(threading.Thread):
             sys.settrace(None)
             sys.setprofile(None)
             self._entered.clear()  # frames end here, in the thread that is dead
-            self._entered_in_python.clear()
+            self._managers.clear()
             self._settled.set()
 
     def _call_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
         caller = frame.f_back
         if frame.f_code.co_name == "__enter__" and caller is not None:
-            self._entered_in_python.add((caller, caller.f_lineno))
+            self._managers[caller, caller.f_lineno] = frame.f_locals[frame.f_code.co_varnames[0]]
         if self._is_authors(frame.f_code):
             return self._trace
         if frame.f_code is threading.Thread.start.__code__:
@@ -240,12 +240,21 @@ class MortalThread(threading.Thread):
         self._on_death()
         self._settled.set()
         self._end.wait(_PATIENCE)
-        # At the end of a ``with`` block an exception comes too late for its manager. One of C's, such as a lock, ends
-        # by itself now; what another holds goes with its objects.
         head = frame.f_lineno in _heads_of_with(frame.f_code.co_filename) and frame.f_lineno
-        is_end = any(each.line == head for each in self._entered.get(frame, ()))
-        if not is_end or (frame, head) in self._entered_in_python:
+        if not any(each.line == head for each in self._entered.get(frame, ())):
             self._refuse()
+        # At the end of a ``with`` block an exception comes too late for its manager. One of C's, such as a lock, ends
+        # by itself now.
+        if (manager := self._managers.get((frame, head))) is not None:
+            self._leave_block(manager)
+            self._refuse()
+
+    def _leave_block(self, manager: Any) -> None:
+        """Roll back what is not the author's; a generator of his ends with its frame."""
+        code = getattr(getattr(manager, "gen", None), "gi_code", None) or manager.__exit__.__code__
+        if not self._is_authors(code):
+            with suppress(BaseException):
+                manager.__exit__(_Unwinding, _Unwinding(), None)
 
     def _refuse(self) -> None:
         """Raise here, and see to it that nothing of the author's is called on the way out.

@@ -64,9 +64,13 @@ def test_requests_are_told_by_line_step_and_key(place: str) -> None:
         current_attempt().step("keyed", lambda step: urlopen(Request(url, b"", {"Idempotency-Key": step.key})).close())
         current_attempt().step("unkeyed", lambda step: urlopen(url, b"").close())
 
+    def later(secret: str) -> None:
+        urlopen(f"http://{place}/later", b"").close()
+
     with watch_effects() as seen:
         deliver(a_task(charge), "hunter2")
     urlopen(f"http://{place}/outside", b"").close()
+    deliver(a_task(later), "hunter3")
     assert told(seen, charge) == [(4, None, "POST", False), (5, "keyed", "POST", True), (6, "unkeyed", "POST", False)]
     assert told(seen.reads, charge) == [(2, None, "GET", False)]
     assert {(each.task, each.path, each.host, each.target) for each in (*seen, *seen.reads)} == {
@@ -112,9 +116,9 @@ def test_observed_workers_note_what_the_command_shows(place: str) -> None:
 
     store = FakeStore()
     for mode, watch in (("observe", False), ("enforce", True)):
-        deliver(a_task(charge, mode, idempotency_store=store, idempotency_watch=watch), "hunter2")
+        deliver(a_task(charge, mode, idempotency_store=store, idempotency_watch_effects=watch), "hunter2")
     assert not list(store.scan(task=EFFECTS))
-    task = a_task(charge, "observe", idempotency_store=store, idempotency_watch=True)
+    task = a_task(charge, "observe", idempotency_store=store, idempotency_watch_effects=True)
     for secret in ("hunter2", "hunter3"):
         deliver(task, secret)
     run = partial(CliRunner().invoke, idempotency, obj=SimpleNamespace(app=task.app))
@@ -124,8 +128,9 @@ def test_observed_workers_note_what_the_command_shows(place: str) -> None:
         ["GET", f"{place}/quotes"],
     ]
     assert "hunter" not in repr(list(store.scan(task=EFFECTS)))
+    assert run(["effects", "--task", "shop.other", "--json"]).output == "[]\n"
     store.advance(86_401)
-    assert run(["effects", "--task", "shop.charge", "--json"]).output == "[]\n"
+    assert run(["effects", "--json"]).output == "[]\n"
 
 
 def test_a_store_that_is_away_disturbs_no_observed_task(place: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -136,7 +141,7 @@ def test_a_store_that_is_away_disturbs_no_observed_task(place: str, caplog: pyte
         return "charged"
 
     store = FakeStore()
-    task = a_task(charge, "observe", idempotency_store=store, idempotency_watch=True)
+    task = a_task(charge, "observe", idempotency_store=store, idempotency_watch_effects=True)
     store.swap = Mock(side_effect=StoreUnavailable("store", "swap", "away"))  # type: ignore[method-assign]
     assert deliver(task, "hunter2").value == "charged"
     assert "effects_not_noted" in caplog.text

@@ -11,7 +11,7 @@ from typing import Any
 from celery_idempotent import AtMostOnce, IdempotentTask, Policy, current_attempt
 from tests.support import effect_helpers as helpers
 from tests.support.deliveries import an_app
-from tests.support.effect_receiver import Charging, charge, charge_once
+from tests.support.effect_receiver import Booking, Charging, charge, charge_once
 
 app = an_app()
 holes: dict[str, Any] = {}
@@ -91,6 +91,14 @@ def _their_manager_entry(order: str) -> str:
 def _their_manager_exit(order: str) -> str:
     with Charging(order, "exit"):  # hole: their_manager_exit
         found = order
+    return found
+
+
+@_task(holes)
+def _transaction(order: str) -> str:
+    with Booking(order):  # hole: transaction
+        found = order
+        found += ""
     return found
 
 

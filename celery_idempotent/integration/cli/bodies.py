@@ -46,7 +46,7 @@ class ModuleSource:
                 self._within, self._names = f"{self._within}.{name}", dict(self._names)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 self._enter(node, getattr(node, "name", "<lambda>"))
-            case ast.With(items=items):
+            case ast.With(items=items) | ast.AsyncWith(items=items):
                 self._in_transaction |= any(self._path(each.context_expr) == "attempt.transaction()" for each in items)
             case ast.Call(func=ast.Attribute(value=owner, attr=method)):
                 self._check(node, self._path(owner), method)
@@ -122,7 +122,10 @@ class ModuleSource:
                 return {name: f"{self._within}.{name}"}
             case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
                 return {name: "attempt" if name == "attempt" else ""}
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            case ast.Assign(targets=targets, value=value):
+                names = [each.id for each in targets if isinstance(each, ast.Name)]
+                return {name: self._path(value) or self._names[name] for name in names}
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 return {name: self._path(value) or self._names[name]}
         return {}
 

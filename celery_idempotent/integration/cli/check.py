@@ -129,12 +129,12 @@ def _broker(app: Celery, timeout: float) -> tuple[str, str]:
 def effects(call: Invocation, task: str | None) -> None:
     """Show what observed tasks sent out in the last day, by task and line, without keys first.
 
-    Workers note it where idempotency_watch is set and a policy has mode="observe". What a task sends outside of a step,
-    or without an idempotency key, a second attempt sends again.
+    Workers note it where idempotency_watch_effects is set and a policy has mode="observe". What a task sends outside of
+    a step, or without an idempotency key, a second attempt sends again.
     """
     from celery_idempotent.integration.operating.watching import noted  # who does not watch imports nothing
 
     seen = [each for each in noted(call.runtime.store) if task in (None, each.task)]
     if not (seen or call.runtime.watch):
-        advise("workers note nothing before idempotency_watch = True")
+        advise("workers note nothing before idempotency_watch_effects = True")
     call.answer([asdict(each) for each in seen], *map(one_line, seen))

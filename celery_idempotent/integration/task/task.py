@@ -327,7 +327,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             return retried.value
 
     def _notes(self) -> AbstractContextManager[None]:
-        """Around an observed body: notes of its effects, where ``idempotency_watch`` asks for them."""
+        """Around an observed body: notes of its effects, where ``idempotency_watch_effects`` asks for them."""
         runtime = runtime_of(self.app)
         if not runtime.watch:
             return nullcontext()
