@@ -130,10 +130,10 @@ def margins(deaths: Sequence[Death]) -> dict[str, list[tuple[int, str, str]]]:
 def _said_of(death: Death) -> str:
     if death.effects is None:
         return f"died {death.when}: not reached again"
-    if death.ok and (not death.cause or death.when == "after"):
-        return f"ok but for {death.cause}" if death.cause else ""
     if death.ok:
-        return ""
+        return f"ok but for {death.cause}" if death.cause and death.when == "after" else ""
+    if not death.cause:
+        return "its effect is repeated"
     return f"died {death.when}: {death.effects}x instead of {death.expected}x"
 
 
@@ -178,12 +178,14 @@ def effect_coverage(
         The report. ``assert report.is_complete, report`` shows its source with the lines that are not safe.
 
     Raises:
-        TypeError: ``task`` is not a task.
+        TypeError: ``task`` is not a task, ``source`` is a text, or ``effects`` does not count.
         ValueError: ``promise`` is not one of the three, a quiet run has no effect, one trial changes what another
             has, or no line of ``source`` was executed.
     """
     __tracebackhide__ = True
     checked(task, promise)
+    if isinstance(source, str):
+        raise TypeError(with_link(f"source={source!r}: must be a list of packages or paths", "errors#test-argument"))
     with (
         closing(ScenarioStore(task.app.conf.get("idempotency_store"))) as store,
         Deliveries.of(task) as deliveries,
@@ -212,7 +214,7 @@ def effect_coverage(
     notes = [] if trials.scenarios.redelivers else [_LOST]
     notes += [str(each) for each in seen if not each.has_key]
     notes += [f"{path}:{line} starts a thread, in which nobody dies" for path, line in trials.threads]
-    return EffectCoverage(task.name, search.deaths(), notes)
+    return EffectCoverage(task.name, search.deaths(), [*notes, *list(trials.failures)[:3]])
 
 
 @dataclass
@@ -286,12 +288,15 @@ class _Trials:
     points: list[Point] = field(default_factory=list)
     threads: dict[tuple[str, int], None] = field(default_factory=dict)
     endings: list[DeliveryResult] = field(default_factory=list)
+    failures: dict[str, None] = field(default_factory=dict)
     dead: MortalThread | None = None
 
     def effects_of_death(self, point: Point) -> int | None:
         for _ in range(_TRIALS):
             found = self.run(point)
             if self.dead is not None:
+                if self.endings[-1].how == "FAILURE":
+                    self.failures.setdefault(f"After a death, the next delivery raised {self.endings[-1].value!r}")
                 return found
         return None
 
@@ -339,4 +344,7 @@ class _Trials:
 
     def _count(self, trial: int) -> int:
         found = self.effects(trial)
+        if not isinstance(found, int | Sized):
+            told = f"effects={self.effects!r}: gave {found!r}, and must give a number or something with a length"
+            raise TypeError(with_link(told, "errors#test-argument"))
         return len(found) if isinstance(found, Sized) else found

@@ -18,8 +18,10 @@ import linecache
 import sys
 import sysconfig
 import threading
+from asyncio import BaseEventLoop
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +40,7 @@ _HANGS = 60.0
 """Seconds after which a delivery is given up."""
 
 _POINTS = 100_000
-"""How many of an execution are kept: loops have many passes."""
+"""After so many, only first passes are kept: loops have many."""
 
 _YIELD = dis.opmap["YIELD_VALUE"]
 _EXITS = dis.opmap["WITH_EXCEPT_START"]
@@ -81,7 +83,7 @@ class Source:
 
 def _places(name: str) -> Iterator[str]:
     if "/" in name or name.endswith(".py"):
-        yield str(Path(name).resolve())
+        yield from {str(Path(name).absolute()), str(Path(name).resolve())}
         return
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None) or (find_spec(name) if module is None else None)
@@ -112,6 +114,17 @@ def _lines(path: str) -> dict[int, tuple[int, int]]:
     return found
 
 
+def _manager_of(frame: FrameType, line: int) -> Any:
+    """The manager of a block, where the source has a name for it: ``with lock:``, ``with connect() as connection:``."""
+    for node in ast.walk(_tree(frame.f_code.co_filename)):
+        if isinstance(node, ast.With) and node.lineno == line:
+            for each in (node.items[-1].optional_vars, node.items[-1].context_expr):
+                known = {**frame.f_globals, **frame.f_locals}
+                if isinstance(each, ast.Name) and hasattr(type(known.get(each.id)), "__exit__"):
+                    return known[each.id]
+    return None
+
+
 @functools.cache
 def _heads_of_with(path: str) -> frozenset[int]:
     return frozenset(each.lineno for each in ast.walk(_tree(path)) if isinstance(each, ast.With | ast.AsyncWith))
@@ -123,6 +136,11 @@ def _tree(path: str) -> ast.Module:
         return ast.parse("".join(linecache.getlines(path)))
     except (SyntaxError, ValueError):
         return ast.Module([], [])
+
+
+_STARTERS = {
+    each.__code__ for each in (threading.Thread.start, ThreadPoolExecutor.submit, BaseEventLoop.run_in_executor)
+}
 
 
 class _Unwinding(WorkerDied, GeneratorExit):
@@ -160,8 +178,9 @@ class MortalThread(threading.Thread):
         """Until it has ended or died."""
         self.start()
         if not self._settled.wait(_HANGS):
+            where = f"{self.points[-1].statement.path}:{self.points[-1].statement.line}" if self.points else "its task"
             raise TimeoutError(
-                f"a delivery has not ended within {_HANGS:.0f} s; does it wait for what a dead one holds?"
+                f"a delivery has not ended within {_HANGS:.0f} s, at {where}; does it wait for a dead one?"
             )
 
     def unwind(self) -> None:
@@ -176,21 +195,24 @@ class MortalThread(threading.Thread):
         try:
             self.result = self._call()
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-            self.error = None if self.is_dead else error
+            self.error = error
         finally:
             sys.settrace(None)
             sys.setprofile(None)
-            self._entered.clear()  # frames end here, in the thread that is dead
+            self._entered.clear()
             self._managers.clear()
             self._settled.set()
+        if self.is_dead:
+            self.result = self.error = None  # with whose frames go sessions, connections and locks
+            gc.collect()
 
     def _call_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
         caller = frame.f_back
-        if frame.f_code.co_name == "__enter__" and caller is not None:
+        if frame.f_code.co_name == "__enter__" and caller is not None and self._is_authors(caller.f_code):
             self._managers[caller, caller.f_lineno] = frame.f_locals[frame.f_code.co_varnames[0]]
         if self._is_authors(frame.f_code):
             return self._trace
-        if frame.f_code is threading.Thread.start.__code__:
+        if frame.f_code in _STARTERS:
             while caller is not None and not self._is_authors(caller.f_code):
                 caller = caller.f_back
             if caller is not None:
@@ -209,6 +231,7 @@ class MortalThread(threading.Thread):
         if event == "return" and not _is_suspended(frame):
             self._leave(frame, 0)
             self._entered.pop(frame, None)
+            self._managers = {key: each for key, each in self._managers.items() if key[0] is not frame}
         if event == "line":
             self._leave(frame, line)
             if span := _lines(path).get(line):
@@ -232,7 +255,7 @@ class MortalThread(threading.Thread):
     def _come_by(self, point: Point, frame: FrameType) -> None:
         if point == self._fatal:
             self._die(frame)
-        if len(self.points) < _POINTS:
+        if point.number == 1 or len(self.points) < _POINTS:
             self.points.append(point)
 
     def _die(self, frame: FrameType) -> None:
@@ -243,18 +266,20 @@ class MortalThread(threading.Thread):
         head = frame.f_lineno in _heads_of_with(frame.f_code.co_filename) and frame.f_lineno
         if not any(each.line == head for each in self._entered.get(frame, ())):
             self._refuse()
-        # At the end of a ``with`` block an exception comes too late for its manager. One of C's, such as a lock, ends
-        # by itself now.
-        if (manager := self._managers.get((frame, head))) is not None:
+        # At the end of a ``with`` block an exception comes too late for its manager. One that is written in C and has
+        # no name ends by itself now.
+        manager = self._managers.get((frame, head)) or _manager_of(frame, head)
+        if manager is not None:
             self._leave_block(manager)
             self._refuse()
 
     def _leave_block(self, manager: Any) -> None:
         """Roll back what is not the author's; a generator of his ends with its frame."""
-        code = getattr(getattr(manager, "gen", None), "gi_code", None) or manager.__exit__.__code__
-        if not self._is_authors(code):
+        leave = type(manager).__exit__
+        code = getattr(getattr(manager, "gen", None), "gi_code", None) or getattr(leave, "__code__", None)
+        if code is None or not self._is_authors(code):
             with suppress(BaseException):
-                manager.__exit__(_Unwinding, _Unwinding(), None)
+                leave(manager, _Unwinding, _Unwinding(), None)
 
     def _refuse(self) -> None:
         """Raise here, and see to it that nothing of the author's is called on the way out.
@@ -267,6 +292,8 @@ class MortalThread(threading.Thread):
     def _forbid(self, frame: FrameType, event: str, argument: Any) -> None:
         caller = frame if event == "c_call" else frame.f_back
         if event not in ("call", "c_call") or caller is None or not self._is_authors(caller.f_code):
+            return
+        if frame.f_code.co_filename == __file__:
             return
         if caller.f_code.co_code[caller.f_lasti] != _EXITS:
             sys.settrace(self._call_frame)

@@ -33,7 +33,7 @@ class ModuleSource:
         self, text: str, module: str, package: str, tasks: _Names, whole: set[str], live: _Names, selectors: _Selectors
     ) -> None:
         self.findings: set[tuple[int, str]] = set()
-        self._lines, self._module, self._package, self._live = text.splitlines(), module, package, live
+        self._lines, self._module, self._package, self._live = text.split("\n"), module, package, live
         self._tasks, self._whole, self._selectors = tasks, whole, selectors
         self._within, self._owner, self._in_transaction = module, "", False
         self._names = dict(live)

@@ -55,7 +55,7 @@ def check(call: Invocation, strict: bool, timeout: float) -> None:
         errors += [one_line(f"the broker {broker} cannot be used: {trouble}")] if trouble else []
         with noting():
             store = runtime_of(app).store
-            for finding in bodies.findings(app):
+            for finding in _findings(app):
                 warnings.warn(IdempotencyWarning(finding, "body"), stacklevel=2)
             tasks = [_facts(app, each) for _, each in sorted(app.tasks.items()) if not is_builtin(type(each))]
     of_tasks = [one_line(f"{task['name']}: {each}") for task in tasks for each in task["warnings"]]
@@ -97,6 +97,13 @@ def _facts(app: Celery, task: Any) -> dict[str, Any]:
         "guarantee": task.guarantee(),
         "warnings": [str(each) for each in problems_of_delivery(type(task), app)],
     }
+
+
+def _findings(app: Celery) -> list[str]:
+    try:
+        return bodies.findings(app)
+    except Exception as error:  # noqa: BLE001 - objects of strangers stand among the globals that are looked at
+        return [f"the bodies of tasks cannot be read: {error!r}"]
 
 
 def _broker(app: Celery, timeout: float) -> tuple[str, str]:

@@ -10,10 +10,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
@@ -34,6 +35,12 @@ EFFECTS = "celery_idempotent.effects"
 
 _DAY = 86_400_000
 _HOUR = 3_600_000
+_MOST = 1_000
+"""How many different notes a process takes: hosts may be customers' own."""
+
+_SECRET = re.compile(r"[^/]*[:;][^/]*|[^/]{24,}")
+"""Parts of a path that may be a token."""
+
 _HEAD = 65_536
 """Bytes of a request in which its head ends."""
 
@@ -92,7 +99,7 @@ class SeenEffects(list[SeenEffect]):
 
     def see(self, seen: SeenEffect) -> None:
         """Keep it, unless the line has sent the like before."""
-        alike = (seen.task, seen.path, seen.line, seen.step, seen.method, seen.host)
+        alike = (seen.task, seen.path, seen.line, seen.step, seen.method, seen.host, seen.has_key)
         if self._thread in (None, threading.get_ident()) and alike not in self._known:
             self._known.add(alike)
             (self.reads if seen.is_read else self).append(seen)
@@ -167,13 +174,16 @@ def _of_http(given: Mapping[str, Any]) -> Request | None:
     if not isinstance(data, bytes | bytearray):
         return None
     first, *headers = bytes(data[:_HEAD]).partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
-    method, target, version = (*first.split(" "), "", "")[:3]
-    if not version.startswith("HTTP/"):
+    if re.fullmatch(r"[A-Z]+ (/|https?://|\*)\S* HTTP/1\.[01]", first) is None:
         return None  # the body of a request whose head was sent before
+    method, target, _ = first.split(" ")
     names = [each.partition(":")[0].lower() for each in headers]
     has_key = any(part in name for name in names for part in _KEY_HEADERS)
-    host = _host(getattr(connection, "_tunnel_host", None) or connection.host, connection.port)
-    return method, host, urlsplit(target).path, has_key
+    if tunnel := getattr(connection, "_tunnel_host", None):
+        host = _host(tunnel, connection._tunnel_port)
+    else:
+        host = urlsplit(target).netloc.rpartition("@")[2] or _host(connection.host, connection.port)
+    return method, host, _SECRET.sub("...", urlsplit(target).path), has_key
 
 
 def _of_mail(given: Mapping[str, Any]) -> Request | None:
@@ -214,7 +224,7 @@ def _seen(task: Task, request: Request, frame: FrameType | None) -> SeenEffect |
     step: str | None = None
     line: tuple[str, int] | None = None
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
+        module = str(frame.f_globals.get("__name__"))
         if line is None:
             if module.startswith("celery_idempotent.stores") or (request[0] == "CONNECT" and module in _TOLD_APART):
                 return None
@@ -249,9 +259,9 @@ def noting(app: str, open_store: Callable[[], Store]) -> Iterator[None]:
 
 
 def _note(seen: SeenEffect, app: str, store: Store) -> None:
-    what = (app, seen.task, seen.path, str(seen.line), str(seen.step), seen.method, seen.host)
-    key, now = f"{EFFECTS}:{hashlib.sha256(chr(0).join(what).encode()).hexdigest()}", store.now()
-    if now - _written.get((id(store), key), 0) < _HOUR:
+    what = json.dumps([app, *asdict(seen).values()])
+    key, now = f"{EFFECTS}:{hashlib.sha256(what.encode()).hexdigest()}", store.now()
+    if now - _written.get((id(store), key), 0) < _HOUR or len(_written) >= _MOST:
         return
     before = store.get(key)
     record = BLANK.but(
@@ -273,6 +283,8 @@ def _note(seen: SeenEffect, app: str, store: Store) -> None:
 def noted(store: Store) -> list[SeenEffect]:
     """What workers saw in the last day: what may be repeated first, by task and line."""
     now = store.now() // 1000
-    records = (each for each in store.scan(task=EFFECTS) if (each.expires_at or 0) > now)
-    found = (SeenEffect(**json.loads(each.result or "")) for each in records)
+    found = []
+    for record in store.scan(task=EFFECTS):
+        with suppress(TypeError, ValueError):  # it is somebody else's, or another version's
+            found += [SeenEffect(**json.loads(record.result or ""))] if (record.expires_at or 0) > now else []
     return sorted(found, key=lambda seen: (seen.is_read, seen.has_key, seen.task, seen.path, seen.line))
