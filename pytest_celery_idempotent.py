@@ -168,7 +168,8 @@ def _page(title: str, body: str) -> str:
 
 
 def _body(report: "EffectCoverage") -> Iterator[str]:
-    from celery_idempotent.testing.coverage import margins, shown
+    from celery_idempotent.integration.operating.watching import shown
+    from celery_idempotent.testing.coverage import margins
 
     yield f"<p>{escape(report.partition(chr(10))[0])}</p>"
     for path, rows in margins(report.deaths).items():

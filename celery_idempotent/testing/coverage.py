@@ -249,7 +249,17 @@ class _Search:
                 low = middle
             else:
                 high = middle
-        return (points[high] if points[high].when == "after" else points[low]).statement
+        return self._innermost_at(low)
+
+    def _innermost_at(self, index: int) -> Statement:
+        """The innermost statement that was being executed after the point of that number."""
+        inside: list[Statement] = []
+        for point in self.trials.points[: index + 1]:
+            if point.when == "before":
+                inside.append(point.statement)
+            elif point.statement in inside:
+                inside.remove(point.statement)
+        return inside[-1] if inside else self.trials.points[index].statement
 
     def deaths(self) -> tuple[Death, ...]:
         blamed = {cause: self._witness(cause) for cause in self.causes.values()}
@@ -343,7 +353,7 @@ class _Trials:
         return delivered
 
     def _count(self, trial: int) -> int:
-        found = self.effects(trial)
+        found: object = self.effects(trial)
         if not isinstance(found, int | Sized):
             told = f"effects={self.effects!r}: gave {found!r}, and must give a number or something with a length"
             raise TypeError(with_link(told, "errors#test-argument"))

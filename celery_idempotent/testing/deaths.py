@@ -204,7 +204,7 @@ class MortalThread(threading.Thread):
             self._settled.set()
         if self.is_dead:
             self.result = self.error = None  # with whose frames go sessions, connections and locks
-            gc.collect()
+            gc.collect(1)
 
     def _call_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
         caller = frame.f_back

@@ -123,8 +123,8 @@ class ModuleSource:
             case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
                 return {name: "attempt" if name == "attempt" else ""}
             case ast.Assign(targets=targets, value=value):
-                names = [each.id for each in targets if isinstance(each, ast.Name)]
-                return {name: self._path(value) or self._names[name] for name in names}
+                set_here = [each.id for each in targets if isinstance(each, ast.Name)]
+                return {each: self._path(value) or self._names[each] for each in set_here}
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 return {name: self._path(value) or self._names[name]}
         return {}

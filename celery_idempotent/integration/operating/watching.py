@@ -162,8 +162,9 @@ def _hear(event: str, frame: FrameType) -> None:
         seen = None if request is None else _seen(task, request, frame)
     except Exception:  # noqa: BLE001 - what a stranger's object raises must not reach the call that is heard
         return
-    for each in _watchers if seen is not None else ():
-        each.see(seen)
+    if seen is not None:
+        for each in _watchers:
+            each.see(seen)
 
 
 Request = tuple[str, str, str, bool]
