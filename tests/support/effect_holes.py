@@ -19,18 +19,86 @@ sound: dict[str, Any] = {}
 others: dict[str, Any] = {}
 
 
-def _task(places: dict[str, Any], **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def _task(places: dict[str, Any], name: str = "", **options: Any) -> Callable[[Callable[..., Any]], Any]:
     def make(body: Callable[..., Any]) -> Any:
         usual = {"base": IdempotentTask, "idempotent": Policy(key="order"), "shared": False}
-        name = body.__name__.lstrip("_")
-        places[name] = app.task(**{**usual, "name": f"holes.{name}", **options})(body)
-        return places[name]
+        called = body.__name__ = name or body.__name__.lstrip("_")
+        places[called] = app.task(**{**usual, "name": f"holes.{called}", **options})(body)
+        return places[called]
 
     return make
 
 
-def _step_key(order: str) -> Callable[[Any], None]:
-    return lambda step: charge_once(order, step.key)
+Pay = Callable[[str, str], None]
+
+
+def _both(body: Callable[[str, Pay], Any]) -> None:
+    """A hole where the receiver looks at no key, and sound where it does."""
+    name = body.__name__.lstrip("_")
+    _task(holes, name)(lambda order: body(order, charge))
+    _task(sound, f"sound_{name}")(lambda order: body(order, charge_once))
+
+
+@_both
+def _loop(order: str, pay: Pay) -> None:
+    for number in range(3):
+        pay(order, f"{order}:{number}")  # hole: loop
+
+
+@_both
+def _finally_block(order: str, pay: Pay) -> str:
+    try:
+        found = order
+    finally:
+        pay(order, order)  # hole: finally_block
+    return found
+
+
+@_both
+def _handler(order: str, pay: Pay) -> str:
+    try:
+        raise KeyError(order)
+    except KeyError:
+        pay(order, order)  # hole: handler
+    return order
+
+
+@_both
+def _gather(order: str, pay: Pay) -> int:
+    async def call(number: int) -> None:
+        await asyncio.sleep(0)
+        pay(order, f"{order}:{number}")  # hole: gather
+        await asyncio.sleep(0)
+
+    async def main() -> Any:
+        return await asyncio.gather(*(call(each) for each in range(3)))
+
+    return len(asyncio.run(main()))
+
+
+@_both
+def _generator(order: str, pay: Pay) -> int:
+    def payments() -> Iterator[int]:
+        for number in range(2):
+            yield number
+            pay(order, f"{order}:{number}")  # hole: generator
+
+    return sum(payments())
+
+
+@_both
+def _match_case(order: str, pay: Pay) -> str:
+    match order.partition("-"):
+        case [_, "-", _]:
+            pay(order, order)  # hole: match_case
+    return order
+
+
+@_both
+def _condition(order: str, pay: Pay) -> str:
+    if pay(order, order) is None:  # type: ignore[func-returns-value] # hole: condition
+        found = order
+    return found
 
 
 @_task(holes)
@@ -41,7 +109,6 @@ def _before_a_step(order: str) -> None:
 
 @_task(holes)
 def _in_a_step(order: str) -> None:
-
     def call(step: Any) -> None:
         charge(order)  # hole: in_a_step
 
@@ -103,34 +170,10 @@ def _transaction(order: str) -> str:
 
 
 @_task(holes)
-def _loop(order: str) -> None:
-    for _ in range(3):
-        charge(order)  # hole: loop
-
-
-@_task(holes)
 def _second_pass(order: str) -> None:
     for number in range(3):
         if number == 1:
             charge(order)  # hole: second_pass
-
-
-@_task(holes)
-def _finally_block(order: str) -> str:
-    try:
-        found = order
-    finally:
-        charge(order)  # hole: finally_block
-    return found
-
-
-@_task(holes)
-def _handler(order: str) -> str:
-    try:
-        raise KeyError(order)
-    except KeyError:
-        charge(order)  # hole: handler
-    return order
 
 
 @_task(holes)
@@ -141,32 +184,6 @@ def _swallowed(order: str) -> str:
     except BaseException:  # noqa: BLE001 - that is the point
         found = "swallowed"
     return found
-
-
-async def _pay(order: str) -> None:
-    await asyncio.sleep(0)
-    charge(order)  # hole: gather
-    await asyncio.sleep(0)
-
-
-@_task(holes)
-def _gather(order: str) -> int:
-
-    async def main() -> Any:
-        return await asyncio.gather(asyncio.sleep(0), _pay(order))
-
-    return len(asyncio.run(main()))
-
-
-def _payments(order: str) -> Iterator[int]:
-    yield 1
-    charge(order)  # hole: generator
-    yield 2
-
-
-@_task(holes)
-def _generator(order: str) -> int:
-    return sum(_payments(order))
 
 
 @_task(holes)
@@ -192,21 +209,6 @@ def _decorator(order: str) -> str:
     return order
 
 
-@_task(holes)
-def _match_case(order: str) -> str:
-    match order.partition("-"):
-        case [_, "-", _]:
-            charge(order)  # hole: match_case
-    return order
-
-
-@_task(holes)
-def _condition(order: str) -> str:
-    if charge(order) is None:  # type: ignore[func-returns-value] # hole: condition
-        found = order
-    return found
-
-
 @_task(holes, base=app.Task, idempotent=None)
 def _plain(order: str) -> str:
     charge(order)  # hole: plain
@@ -214,26 +216,21 @@ def _plain(order: str) -> str:
 
 
 @_task(sound)
-def _keyed_step(order: str) -> None:
-    current_attempt().step("charge", _step_key(order))
-
-
-@_task(sound)
-def _effect_key(order: str) -> str:
-    charge_once(order, current_attempt().effect_key("charge"))
-    return order
-
-
-@_task(sound)
 def _two_steps(order: str) -> None:
     for name in ("charge", "fee"):
-        current_attempt().step(name, _step_key(order))
+        current_attempt().step(name, lambda step: charge_once(order, step.key))
 
 
-@_task(sound)
-def _own_key(order: str) -> str:
-    charge_once(order, order)
-    return order
+_lines: dict[str, Callable[[str], Any]] = {
+    "keyed_step": lambda order: current_attempt().step("charge", lambda step: charge_once(order, step.key)),
+    "effect_key": lambda order: charge_once(order, current_attempt().effect_key("charge")),
+    "own_key": lambda order: charge_once(order, order),
+    "sound_partial": lambda order: partial(charge_once, order)(order),
+    "sound_comprehension": lambda order: [charge_once(order, f"{order}:{each}") for each in "ab"],  # type: ignore[func-returns-value]
+    "sound_nested": lambda order: (lambda: charge_once(order, order))(),
+}
+for _name, _body in _lines.items():
+    _task(sound, _name)(_body)
 
 
 @_task(sound)
@@ -241,30 +238,6 @@ def _sound_manager(order: str) -> str:
     with helpers.charged_with_key(order, order):
         found = order
     return found
-
-
-@_task(sound)
-def _sound_loop(order: str) -> None:
-    for number in range(3):
-        charge_once(order, f"{order}:{number}")
-
-
-@_task(sound)
-def _sound_finally(order: str) -> str:
-    try:
-        found = order
-    finally:
-        charge_once(order, order)
-    return found
-
-
-@_task(sound)
-def _sound_handler(order: str) -> str:
-    try:
-        raise KeyError(order)
-    except KeyError:
-        charge_once(order, order)
-    return order
 
 
 @_task(sound)
@@ -288,63 +261,6 @@ def _compensated(order: str) -> str:
         if not ends:
             charge(order)
     return order
-
-
-async def _pay_with_key(order: str, number: int) -> None:
-    await asyncio.sleep(0)
-    charge_once(order, f"{order}:{number}")
-
-
-@_task(sound)
-def _sound_gather(order: str) -> None:
-
-    async def main() -> None:
-        await asyncio.gather(*(_pay_with_key(order, each) for each in range(3)))
-
-    asyncio.run(main())
-
-
-def _payments_with_keys(order: str) -> Iterator[int]:
-    for number in range(2):
-        charge_once(order, f"{order}:{number}")
-        yield number
-
-
-@_task(sound)
-def _sound_generator(order: str) -> int:
-    return sum(_payments_with_keys(order))
-
-
-@_task(sound)
-def _sound_match(order: str) -> str:
-    match order.partition("-"):
-        case [_, "-", _]:
-            charge_once(order, order)
-    return order
-
-
-@_task(sound)
-def _sound_condition(order: str) -> str:
-    return "yes" if charge_once(order, order) is None else "no"  # type: ignore[func-returns-value]
-
-
-@_task(sound)
-def _sound_partial(order: str) -> None:
-    partial(charge_once, order)(order)
-
-
-@_task(sound)
-def _sound_comprehension(order: str) -> int:
-    return len([charge_once(order, f"{order}:{each}") for each in range(2)])  # type: ignore[func-returns-value]
-
-
-@_task(sound)
-def _sound_nested(order: str) -> None:
-
-    def pay() -> None:
-        charge_once(order, order)
-
-    pay()
 
 
 @_task(sound, bind=True)

@@ -8,8 +8,8 @@ charges: Counter[str] = Counter()
 _known: set[str] = set()
 
 
-def charge(order: str) -> None:
-    """An effect that is repeated."""
+def charge(order: str, _key: str = "") -> None:
+    """An effect that is repeated, whatever its key."""
     charges[order] += 1
 
 
