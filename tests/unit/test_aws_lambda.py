@@ -20,7 +20,6 @@ from celery_idempotent.testing import FakeStore
 from tests.support.aws_lambda import QUEUE, Context, a_record, an_event, returned
 from tests.support.deliveries import an_app
 from tests.support.scene import raising
-from tests.support.waiting import wait_until
 
 BY_ORDER = Policy("order_id")
 
@@ -264,31 +263,6 @@ def test_killed_invocation_is_taken_over_from_once_it_would_have_ended(store: Fa
     assert orders(order(1)) == [0]
     store.advance(2)
     assert (orders(order(1)), orders.charged) == ([], ["o-1", "o-1"])
-
-
-def test_invocation_that_was_frozen_past_its_end_reports_what_counts(orders: Orders, store: FakeStore) -> None:
-    """Another one took over meanwhile: its result is the operation's, and the late one records nothing."""
-    other = Orders(store)
-    other.then = lambda order_id: "theirs"
-    orders.then = lambda order_id: (store.advance(60), meanwhile(other), "ours")[-1]  # type: ignore[func-returns-value]
-    assert (orders(order(1)), other.charged) == ([], ["o-1"])
-    assert [(each.result, each.attempts) for each in store.records] == [('"theirs"', 2)]
-
-
-def test_no_step_begins_in_the_reserve(store: FakeStore) -> None:
-    """The message comes again, and what it had done by steps is kept."""
-    orders, called = Orders(store, reserve=1), list[str]()
-
-    def act(order_id: str) -> None:
-        attempt = current_attempt()
-        attempt.step("first", lambda step: called.append("first"))
-        wait_until(lambda: attempt.remaining == 0, "the reserve begins")
-        attempt.step("second", lambda step: called.append("second"))
-
-    orders.then = act
-
-    assert (orders(order(1), context=Context(1.6, lambda: 0.0)), called) == ([0], ["first"])
-    assert [list(each.steps) for each in store.records] == [["first"]]
 
 
 def test_message_that_cannot_end_in_time_is_not_begun(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:

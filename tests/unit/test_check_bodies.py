@@ -113,31 +113,6 @@ def test_what_a_body_does_with_its_attempt_is_told_with_its_task() -> None:
     """)
 
 
-def test_bodies_as_projects_have_them() -> None:
-    """A receipt's time in a callback, a button, a measurement, feeds; and a batch that continues itself."""
-    _check("""
-    def callback(form):
-        received = dt.utcnow()
-        charge.apply_async([form["reference"], received.isoformat()])  #! shop.charge: datetime.datetime.utcnow()
-    class Button(View):
-        def post(self, request):
-            charge.apply_async(kwargs={
-                "changed": timezone.now(),  #! shop.charge: django.utils.timezone.now()
-            })
-    def measure_lag():
-        charge.delay(timezone.now().isoformat())  # idempotency: ok, each is a measurement
-    def refresh_all(feeds):
-        for uuid, in feeds:
-            charge.delay(str(uuid))
-        charge.apply_async((len(feeds),), countdown=random.randint(1, 60), task_id=str(uuid4()))
-    def charge(offset):
-        with current_attempt().transaction() as tx:
-            copy(offset, created=timezone.now())
-            charge.apply_async(kwargs={"offset": offset + 10}, countdown=60)  #! shop.charge: apply_async()
-            return tx.done(offset)
-    """)
-
-
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(function)(lambda *args: function(*args))
 

@@ -3,7 +3,6 @@
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -197,25 +196,6 @@ def test_bulk_ends_where_it_is_unclear_what_became_of_one(
     assert reason in made["unclear"][0]["reason"]
     keys = {name: [each["key"] for each in made[name]] for name in ("judged", "refused", "unclear")}
     assert (keys, made["left"]) == ({"judged": ["u1"], "refused": [], "unclear": ["u2"]}, ["u3"])
-
-
-def test_bulk_that_is_interrupted_between_two_verdicts_tells_of_those_given(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A terminal is told how far it came after each: a Ctrl-C strikes there, too."""
-    for number in range(3):
-        keep(app, f"u{number}", updated_at=PAST + number)
-
-    def counted(label: str, items: Iterable[Record], *, total: int | None = None) -> Iterator[Record]:
-        for each in items:
-            yield each
-            if label == "judging":
-                raise KeyboardInterrupt
-
-    monkeypatch.setattr(screen, "counted", counted)
-    made = told(app, *ALL_UNKNOWN, "--yes")
-    assert [each["key"] for each in made["judged"]] == ["u0"]
-    assert (made["unclear"], made["left"]) == ([{"key": "u1", "reason": "interrupted"}], ["u2"])
 
 
 @pytest.mark.parametrize(

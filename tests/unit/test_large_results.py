@@ -300,24 +300,6 @@ def test_late_attempt_writes_beside_what_counts_and_gets_it(scene: LargeScene) -
     assert len(set(scene.objects.puts)) == 2
 
 
-def test_object_that_arrives_late_changes_nothing(scene: LargeScene) -> None:
-    """It was on its way when its attempt was taken over, and comes when the operation is done."""
-    late: list[tuple[str, bytes]] = []
-    objects: Any = scene.objects
-    put = objects.put
-
-    def hang(*asked: Any) -> None:
-        late.append(asked)
-        objects.put = put
-        _taken_over(scene)
-        raise NO_ANSWER
-
-    objects.put = hang
-    assert scene.finish() == OTHER
-    put(*late[0])
-    assert scene.finish() == OTHER
-
-
 @pytest.mark.parametrize(("error", "answer"), [(None, OTHER), (NO_ANSWER, StoreUnavailable)])
 def test_body_that_raised_gets_the_result_of_its_successor(scene: LargeScene, error: Any, answer: Any) -> None:
     """Or, where that cannot be read now, comes again for it."""

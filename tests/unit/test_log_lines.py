@@ -6,26 +6,21 @@ import json
 import logging
 import logging.handlers
 import unicodedata
-from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import logfmtkv
 import pytest
-from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import celery_idempotent
 from celery_idempotent import Policy
-from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.printable import one_line, say
-from celery_idempotent.testing.contract import a_record
 from celery_idempotent.troubleshooting import link
-from tests.support.deliveries import Shop, an_app
+from tests.support.deliveries import Shop
 from tests.support.documents import DOCS, code, execute_block
 from tests.support.links import unlinked
 
@@ -134,16 +129,3 @@ def test_what_a_terminal_obeys_is_escaped(text: str) -> None:
     )
     assert not [each for each in escaped if each.isalnum() and "FILLER" not in unicodedata.name(each)]
     assert (one_line(FORGED), one_line(None)) == (SHOWN, "None")
-
-
-def test_rows_of_the_command_line_cannot_be_forged() -> None:
-    """A record is one row of a list, and each of its fields one line, whatever was written into it."""
-    app = an_app()
-    names: dict[str, Any] = dict.fromkeys(("task", "task_id", "worker", "error"), FORGED)
-    record = replace(a_record(), key=f"k{FORGED}", steps={FORGED: {"lost": FORGED}}, **names)
-    app.conf.idempotency_store.swap(record, None)
-    rows = len(record.to_fields()) + 1  # and the effect key of the step
-    for arguments, lines in ((("list",), 2), (("show", record.key), rows)):
-        result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=app))
-        shown = result.stdout.removesuffix("\n").split("\n")
-        assert (len(shown), all(map(str.isprintable, shown)), SHOWN in result.stdout) == (lines, True, True)

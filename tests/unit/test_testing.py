@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,7 +27,7 @@ from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing import FakeStore, FaultyStore, assert_effect_once
-from celery_idempotent.testing.contract import a_record, parallel
+from celery_idempotent.testing.contract import a_record
 from celery_idempotent.testing.contract.parallel import Exchange, is_linearizable, race
 from celery_idempotent.testing.scenarios import ScenarioStore, WorkerDied
 from celery_idempotent.testing.stores import installed
@@ -141,17 +140,6 @@ def test_race_without_one_of_its_threads_is_called_off(monkeypatch: pytest.Monke
     monkeypatch.setattr(threading.Thread, "start", refuse_the_third)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         race([int] * 4)
-
-
-def test_race_that_one_of_its_threads_does_not_come_to_is_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was started, and ended before its first step; nobody tells those at the start."""
-    made: list[None] = []
-    run, left = threading.Thread.run, iter([False])
-    monkeypatch.setattr(threading.Thread, "run", lambda self: run(self) if next(left, True) else None)
-    monkeypatch.setattr(parallel, "_RACERS_COME_WITHIN", 0.1)
-    with pytest.raises(threading.BrokenBarrierError):
-        race([partial(made.append, None)] * 4)
-    assert made == []
 
 
 NOWHERE = "redis://127.0.0.1:1"
@@ -483,19 +471,6 @@ def test_transaction_is_once(shop: Rehearsals, ledger: Ledger, using: Any) -> No
     assert len(messages) == ledger.booked() == 16  # the scenarios; what was rolled back has left nothing
     ledger.engine.dispose()
     assert not [each for each in psutil.Process().open_files() if each.path == ledger.engine.url.database]
-
-
-def test_effect_beside_the_transaction_is_reported(shop: Rehearsals, ledger: Ledger) -> None:
-    """What is done on another connection is not undone with it."""
-
-    def book(task: Any, to: str) -> Any:
-        with ledger.engine.begin() as beside:
-            beside.execute(ledger.insert(to))
-        with current_attempt().transaction() as tx:
-            return tx.done("booked")
-
-    repeated = {f"{each} the commit": 2 for each in ("one request is lost at", "the worker dies before")}
-    assert broken(shop.report(book, effects=ledger.booked)) == repeated
 
 
 @pytest.mark.parametrize("setting", [None, "memory://", MemoryStore()], ids=["none", "url", "store"])

@@ -400,19 +400,6 @@ def test_judged_is_left_out_before_the_next_count_is_over(app: Celery, overview:
     assert (view.age, view.so_far, overview.look(60).so_far) == (0, 0, None)
 
 
-def test_judged_is_left_out_of_a_count_that_nobody_has_seen(app: Celery, overview: Overview, store: Watched) -> None:
-    """It was counted before the verdict."""
-    judged, left = a_written(app), a_written(app)
-    go_on = _held(store)
-    assert overview.look(0).counted is None
-    assert overview._next is not None
-    go_on.set()
-    overview._next.result(60)
-    overview.judged([judged.key])
-    assert overview._last is not None
-    assert (overview._last.unknown.count, overview._last.unknown.records) == (1, [left])
-
-
 def _seen(*records: Record) -> dict[str, Any]:
     return {"seen": a_verdict(*records)["seen"]}
 
