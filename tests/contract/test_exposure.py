@@ -17,7 +17,6 @@ from sqlalchemy import make_url
 
 from celery_idempotent.errors import IdempotencyWarning
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.failures import leaves_machine, weakness_of
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 from tests.support.certificates import Certificates, new_certificates
 from tests.support.tcp_proxy import TcpProxy
@@ -94,11 +93,9 @@ NOT_ENCRYPTED, NOT_VERIFIED = "is not encrypted", "is encrypted, but the other e
         ("redis_server", "redis", "", NOT_ENCRYPTED),
         ("redis_server", "rediss", "?ssl_cert_reqs=none", NOT_VERIFIED),
         ("redis_server", "rediss", "?ssl_ca_certs={ca}", ""),
-        ("redis_server", "rediss", "?ssl_ca_certs={ca}&ssl_check_hostname=false", ""),
         ("postgres", "postgresql+psycopg", "?sslmode=disable", NOT_ENCRYPTED),
         ("postgres", "postgresql+psycopg", "", NOT_VERIFIED),
         ("postgres", "postgresql+psycopg", "?sslmode=verify-ca&sslrootcert={ca}", ""),
-        ("postgres", "postgresql+psycopg2", "?sslmode=require", NOT_VERIFIED),
         ("postgres", "postgresql+psycopg2", "?sslmode=verify-full&sslrootcert={ca}", ""),
         ("postgres", "postgresql+pg8000", "", NOT_ENCRYPTED),
         ("mariadb", "mysql+pymysql", "", NOT_ENCRYPTED),
@@ -133,19 +130,3 @@ def test_connections_within_this_machine_are_not_warned_of(
     """A proxy beside the worker is a common way to encrypt; a file has no other side."""
     for url in (redis_server.url, postgres.url, f"sqlite:///{tmp_path}/records.sqlite"):
         assert _warnings_of(url) == []
-
-
-def test_kinds_of_sockets_are_told_apart() -> None:
-    """By the address of the other end; the descriptor itself stays open."""
-    one, other = socket.socketpair()
-    with socket.create_server(("127.0.0.1", 0)) as server, one, other:
-        with socket.create_connection(server.getsockname()) as local:
-            assert not leaves_machine(local.fileno())
-            assert not leaves_machine(one.fileno())
-            local.send(b"x")
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as far:
-            far.connect((ELSEWHERE or "", 9))
-            assert leaves_machine(far.fileno())
-        with socket.socket() as nowhere:
-            assert not leaves_machine(nowhere.fileno())
-        assert weakness_of(one) == NOT_ENCRYPTED

@@ -264,14 +264,6 @@ def test_command_is_packed_as_redis_py_packs_it(command: list[bytes]) -> None:
     assert _pack([b"EVALSHA", *command]) == b"".join(Connection().pack_command(b"EVALSHA", *command))
 
 
-def test_calls_of_one_thread_share_a_connection(client: DirectClient) -> None:
-    """Also after an error of the server's, a reply like any other, as that a script is not known yet."""
-    before = _connection_id(client)
-    with pytest.raises(redis.ResponseError):
-        client.ask(b"EVALSHA", b"0" * 40, b"0")
-    assert _connection_id(client) == before
-
-
 @each_way
 def test_strike_before_a_reply_is_read_leaves_neither_reply_nor_place(
     single: DirectClient, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., list[Any]]

@@ -15,7 +15,6 @@ import boto3
 import pytest
 from celery import Celery
 from celery.signals import before_task_publish
-from kombu.exceptions import OperationalError
 from redis import Redis
 from sqlalchemy import update
 
@@ -129,18 +128,6 @@ def test_what_sqs_refuses_fails_alone(store: SQLStore, queue: Queue) -> None:
     assert outbox.relay(queue.app) == 1
 
     assert (queue.arrived(), _failures(store)) == (["good"], dict.fromkeys(refused, 1))
-
-
-def test_sqs_that_does_not_answer_is_no_fault_of_a_message(store: SQLStore) -> None:
-    """The look ends with the first one, what was not tried is given back at once, and nothing is paused."""
-    app = _app(store, "sqs://test:test@127.0.0.1:1//", region=REGION, is_secure=False)
-    _enqueue(store, *(_message(str(number)) for number in range(3)))
-
-    with pytest.raises(OperationalError):
-        outbox.relay(app)
-
-    assert _failures(store) == {"0": 1, "1": 0, "2": 0}
-    assert len(store.take(10, 0)) == 3
 
 
 @pytest.fixture

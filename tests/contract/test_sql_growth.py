@@ -154,18 +154,6 @@ def test_purge_reads_the_table_once_for_all_batches(postgresql: Database, monkey
     assert len([each for each in statements if "DELETE" in each]) <= pages + 10
 
 
-def test_purge_comes_around(postgresql: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is forgotten since, in a page that it has left behind, is found as well."""
-    monkeypatch.setattr("celery_idempotent.stores.sql.statements._PAGES_AT_ONCE", 1)
-    with postgresql.store() as store:
-        _operations(store, 20)
-        postgresql.do(f"UPDATE {store.table.name} SET expires_at = {2**40}")
-        _operations(store, 60)
-        assert store.purge(50) == 50
-        postgresql.do(f"UPDATE {store.table.name} SET expires_at = 1")
-        assert sum(iter(lambda: store.purge(50), 0)) == 30
-
-
 def test_table_in_partitions_is_purged(postgresql: Database) -> None:
     """It has no pages of its own, and is asked as a whole."""
     with postgresql.store() as provisioned:

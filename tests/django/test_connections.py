@@ -154,10 +154,9 @@ SERIALIZABLE = psycopg.IsolationLevel.SERIALIZABLE
     "options",
     [
         {"pool": {"min_size": 2, "max_size": 8}},
-        pytest.param({"server_side_binding": True}, marks=pytest.mark.nightly),
         pytest.param({"isolation_level": SERIALIZABLE}, marks=pytest.mark.nightly),
     ],
-    ids=["pool", "server_side_binding", "isolation_level"],
+    ids=["pool", "isolation_level"],
 )
 def test_options_of_postgresql_change_nothing(postgres: EmbeddedPostgres, options: dict[str, Any]) -> None:
     """A pool, parameters bound by the server, transactions in series: races, forks and every field."""

@@ -33,8 +33,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.testing import OutboxContract, TransactionalContract, assert_effect_once
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record
-from lab.embedded import EmbeddedPostgres
-from tests.django.databases import Server, migrated, postgresql
+from tests.django.databases import Server
 from tests.django.project.shop.models import Charge
 from tests.django.project.shop.tasks import book, charge, receipt
 from tests.support.deliveries import an_app, deliver, published
@@ -298,19 +297,6 @@ def test_connection_that_is_lost_undoes_all(store: DjangoStore, name: str, in_th
 
     assert not connections[store.alias].in_atomic_block
     assert (_groups(store, name), store.get(record.key)) == (0, record)
-
-
-@pytest.mark.nightly
-def test_server_that_is_gone_ends_a_transaction_quietly() -> None:
-    """None begins, and one that had begun can be rolled back."""
-    with EmbeddedPostgres() as own, migrated("gone", postgresql(own)) as alias:
-        store = DjangoStore(alias)
-        transaction_ = store.begin()
-        own.kill()
-        transaction_.rollback()
-        with pytest.raises(StoreUnavailable):
-            store.begin()
-        assert (connections[alias].connection, connections[alias].in_atomic_block) == (None, False)
 
 
 def test_interrupted_commit_leaves_no_open_transaction_behind(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 from celery import Celery, Task, current_task, signature
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun
 from celery.states import SUCCESS
 from redis import Redis
@@ -146,15 +145,6 @@ def become_itself(self: Any, times: int, of: str) -> Any:
     return "done"
 
 
-@task()
-def widen(self: Any, numbers: list[int], of: str) -> int:
-    """Add one member for each number to the chord that this task belongs to."""
-    note(of)
-    for number in numbers:
-        self.add_to_chord(self.app.tasks["add"].s(number, 1, of))
-    return 0
-
-
 @task(max_retries=5)
 def walk(self: Any, page: int, of: str, last: int = 3, seen: Any = ()) -> list[int]:
     """Go on with the next page by a retry with other arguments, and return all pages."""
@@ -182,12 +172,6 @@ def amend(self: Any, order: dict[str, Any], of: str) -> dict[str, Any]:
     if self.request.retries < 2:
         raise ConnectionError("away")
     return order
-
-
-@task(max_retries=2)
-def never(self: Any, of: str) -> None:
-    note(of, retries=self.request.retries)
-    raise self.retry(exc=KeyError("in vain"), countdown=0)
 
 
 @task(max_retries=1)
@@ -229,22 +213,6 @@ def end_with(self: Any, error: str, of: str) -> None:
         raise Reject("as asked", requeue=False)
     if error == "requeue" and not self.request.delivery_info.get("redelivered"):
         raise Reject("as asked", requeue=True)
-
-
-@task()
-def outlast(self: Any, of: str) -> str:
-    note(of)
-    try:
-        time.sleep(60)
-    except SoftTimeLimitExceeded:
-        return "soft"
-    return "never reached"
-
-
-@task(ignore_result=True)
-def whisper(self: Any, of: str, what: str) -> str:
-    note(of)
-    return what
 
 
 def app_of(kind: str, server: str) -> Celery:

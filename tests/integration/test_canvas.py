@@ -43,14 +43,6 @@ def test_duplicates_in_a_chord_and_a_chain_are_answered_and_go_on(ledger: Ledger
 # -- chains, groups, chords
 
 
-def test_a_chain_hands_each_result_to_the_next(canvas: Canvas, of: str) -> None:
-    """Each member gets the result of the one before it, and an immutable one does not."""
-    result = chain(canvas.add.s(1, 2, of), canvas.add.s(3, of), canvas.add.si(10, 20, of), canvas.say.s(of)).delay()
-    assert got(result) == 30
-    assert [result.parent.get(), result.parent.parent.get(), result.parent.parent.parent.get()] == [30, 6, 3]
-    assert ran(canvas, of) == ["add", "add", "add", "say"]
-
-
 def test_a_chain_ends_at_the_first_failure(canvas: Canvas, of: str) -> None:
     """What follows a failure does not run, and its error callbacks run once each."""
     steps = chain(canvas.say.si(1, of), canvas.fail.si(of), canvas.say.si(2, of))
@@ -75,13 +67,6 @@ def test_canvases_nest(canvas: Canvas, of: str) -> None:
     assert ran(canvas, of) == ["add"] * 7 + ["say"] * 3 + ["total"] * 4
 
 
-def test_empty_canvases_end(canvas: Canvas, of: str) -> None:
-    """An empty group has no results, an empty header gives its body an empty list, and a chain goes past both."""
-    empty = group([], app=canvas.app)
-    assert got(empty.apply_async()) == got(chord([], canvas.say.s(of)).apply_async()) == []
-    assert got(chain(canvas.say.s("first", of), empty, canvas.say.si("last", of)).delay()) == "last"
-
-
 def test_a_failing_member_fails_the_chord(canvas: Canvas, of: str) -> None:
     """The body of a chord does not run for a failed header; it fails, and its error callback runs once."""
     body = canvas.total.s(of).on_error(canvas.mourn.s(of))
@@ -91,21 +76,6 @@ def test_a_failing_member_fails_the_chord(canvas: Canvas, of: str) -> None:
     canvas.wait_for_bodies(of, 3)
     assert isinstance(wait_until(lambda: result.result, "the body has failed"), ChordError)
     assert ran(canvas, of) == ["add", "fail", "mourn"]
-
-
-def test_links_run_after_their_task(canvas: Canvas, of: str) -> None:
-    """Every link gets the result and every error link the failure, once."""
-    links = [canvas.see_after.s(of, "left"), canvas.see_after.s(of, "right")]
-    result = canvas.say.apply_async(("said", of), link=links, link_error=canvas.mourn.s(of))
-    failed = canvas.fail.apply_async((of,), link=canvas.say.si("never", of), link_error=canvas.mourn.s(of))
-    with pytest.raises(ValueError, match="as asked"):
-        got(failed)
-    bodies = canvas.wait_for_bodies(of, 5)
-    assert ran(canvas, of) == ["fail", "mourn", "say", "see_after", "see_after"]
-    linked = [body for body in bodies if body["task"] == "see_after"]
-    assert [(body["result"], body["parent_id"], body["root_id"]) for body in linked] == [
-        ("said", result.id, result.id)
-    ] * 2
 
 
 @pytest.mark.parametrize("how", ["starmap", "chunks"])
@@ -160,11 +130,6 @@ def test_a_replacement_inherits_links_nesting_and_failures(canvas: Canvas, of: s
     canvas.wait_for_bodies(of, 7)
     assert ran(canvas, of) == ["add", "become", "become", "become", "fail", "mourn", "say"]
     assert sorted(body["nesting"] for body in canvas.bodies(of) if body["task"] == "become") == [0, 0, 1]
-
-
-def test_a_member_widens_its_chord(canvas: Canvas, of: str) -> None:
-    """`add_to_chord`: the body waits for the members that a member adds."""
-    assert got(chord([canvas.widen.s([1, 2], of), canvas.add.s(5, 5, of)], canvas.total.s(of)).delay()) == 15
 
 
 def test_stamps_reach_every_task(canvas: Canvas, of: str) -> None:

@@ -69,20 +69,6 @@ def test_a_conflict_on_sqs_waits_in_the_queue_and_not_in_the_worker(ledger: Ledg
     assert second.at - first.at >= delay - 0.5
 
 
-@pytest.mark.nightly
-@pytest.mark.worker(settings={"accept_content": ["json", "yaml"], "result_accept_content": ["json"]})
-def test_a_conflict_comes_back_with_the_serialiser_it_came_with(ledger: Ledger) -> None:
-    """Arguments that JSON would change, or could not carry at all, are the same when the message comes again."""
-    arguments = ("o", "go", {1: {"a", "b"}})
-    holder = charge.apply_async(arguments, serializer="yaml")
-    ledger.wait_for("begin")
-    waiting = charge.apply_async(arguments, serializer="yaml")
-    ledger.wait_for("conflicted", count=2)
-    ledger.open("go:1")
-    assert holder.get(timeout=60) == waiting.get(timeout=60) == "o by attempt 1"
-    assert len(ledger.rows("begin")) == 1
-
-
 def orders(exchange_type: str = "direct", routing_key: str = "orders", **queue: Any) -> dict[str, Any]:
     """Settings with a queue beside the default one."""
     bound = {"exchange": "work", "exchange_type": exchange_type, "routing_key": routing_key, **queue}

@@ -181,18 +181,6 @@ def test_a_task_longer_than_lease_and_visibility_timeout_runs_once(ledger: Ledge
     assert len(ledger.rows("begin")) == 1
 
 
-def test_a_task_that_refuses_takeovers_never_runs_twice(cluster: Cluster, ledger: Ledger, store: Store) -> None:
-    """SIGKILL in a body that may happen at most once: every caller is told that the outcome is unknown."""
-    result = charge_at_most_once.delay("o", gate="go")
-    (killed,) = ledger.wait_for("begin")
-    cluster.kill_child(killed)
-    for caller in (result, charge_at_most_once.delay("o", gate="go")):
-        with pytest.raises(OutcomeUnknown):
-            caller.get(timeout=60)
-    assert record_of(store, _key(killed)).status is Status.UNKNOWN
-    assert len(ledger.rows("begin")) == 1
-
-
 @on_every_broker
 @pytest.mark.compat
 def test_a_cold_shutdown_gives_the_claim_back(worker: Worker, ledger: Ledger, store: Store) -> None:

@@ -6,11 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from celery import chain, chord
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from tests.integration.canvas import HELD, OTHER, Canvas, got, idempotent_only, ran
+from tests.integration.canvas import HELD, OTHER, Canvas, got, idempotent_only
 from tests.support.waiting import wait_until
 
 LIMITS = {"expires": 600, "time_limit": 50, "soft_time_limit": 40}
@@ -35,13 +34,6 @@ def test_an_automatic_retry_repeats_a_body_that_changed_its_argument(canvas: Can
     assert got(canvas.amend.delay({"id": 7}, of)) == {"id": 7, "tries": 3}
     orders = [{"id": 7}, {"id": 7, "tries": 1}, {"id": 7, "tries": 2}]
     assert [_facts(body, "retries", "order") for body in canvas.bodies(of)] == [*enumerate(orders)]
-
-
-def test_a_task_that_uses_up_its_retries_fails_with_its_error(canvas: Canvas, of: str) -> None:
-    """`max_retries` counts the tries of the body, and the last error is the task's."""
-    with pytest.raises(KeyError, match="in vain"):
-        got(canvas.never.delay(of))
-    assert [body["retries"] for body in canvas.bodies(of)] == [0, 1, 2]
 
 
 def test_a_retry_takes_its_options(canvas: Canvas, of: str) -> None:
@@ -78,14 +70,6 @@ def test_a_retry_at_a_time_waits_for_it_and_one_that_expired_does_not_run(canvas
     assert len(canvas.bodies(of)) == 1
 
 
-def test_a_retry_inside_a_chord_and_a_chain_counts_once(canvas: Canvas, of: str) -> None:
-    """What follows a retried member gets its last result, once."""
-    assert got(chord([canvas.walk.s(1, of), canvas.say.s("x", of)], canvas.say.s(of)).delay()) == [[1, 2, 3], "x"]
-    assert got(chain(canvas.walk.s(1, of + "2"), canvas.say.s(of + "2")).delay()) == [1, 2, 3]
-    assert ran(canvas, of + "2") == ["say", "walk", "walk", "walk"]
-    assert ran(canvas, of) == ["say", "say", "walk", "walk", "walk"]
-
-
 def test_a_retry_beside_the_result_runs_the_body_again(canvas: Canvas, of: str) -> None:
     """`retry(throw=False)`: the first body's result is the task's, and the retry comes all the same."""
     result = canvas.retry_on_the_side.delay(of)
@@ -119,45 +103,6 @@ def test_a_message_that_comes_after_its_retries_runs_nothing(
 
 
 # ---- options of apply_async
-
-
-def test_options_reach_the_body(canvas: Canvas, of: str) -> None:
-    """Ids, shadow, queue, priority, headers, expiry, countdown and time limits of the caller are the delivery's."""
-    ids = {"task_id": f"id-{of}", "root_id": "the-root", "parent_id": "the-parent", "shadow": "another"}
-    options = {"queue": OTHER, "priority": 7, "headers": {"trace": "t-1"}, "countdown": 0.1, **LIMITS}
-    seen = got(canvas.see.apply_async((of,), **ids, **options))
-    assert _facts(seen, "id", "root_id", "parent_id", "shadow") == tuple(ids.values())
-    assert _facts(seen, "queue", "priority", "trace", "limits") == (OTHER, 7, "t-1", [50, 40])
-    assert all(_facts(seen, "expires", "eta"))
-
-
-def test_a_body_may_answer_a_soft_time_limit(canvas: Canvas, of: str) -> None:
-    """It is raised in the body, which returns its own result."""
-    assert got(canvas.outlast.apply_async((of,), soft_time_limit=1)) == "soft"
-
-
-def test_an_ignored_result_is_not_kept(canvas: Canvas, of: str) -> None:
-    """By the task's option and by the caller's; the caller's wins, and neither hinders what follows."""
-    whispered = canvas.whisper.delay(of, "a")
-    ignored = canvas.say.apply_async(("b", of), ignore_result=True, link=canvas.say.si("after b", of))
-    kept = canvas.whisper.apply_async((of, "c"), ignore_result=False)
-    canvas.wait_for_bodies(of, 4)
-    assert got(kept) == "c"
-    for each in (whispered, ignored):
-        canvas.wait_for_ends(each.id, 1)
-        assert AsyncResult(each.id, app=canvas.app).state == "PENDING"
-
-
-def test_a_revoked_task_does_not_run(canvas: Canvas, of: str) -> None:
-    """Revoked before it is delivered; the result says so."""
-    result = canvas.say.apply_async(("x", of), queue=HELD)
-    message = canvas.held()
-    result.revoke()
-    wait_until(lambda: result.id in str(canvas.app.control.inspect(timeout=0.3).revoked()), "the worker knows")
-    canvas.deliver(message)
-    with pytest.raises(TaskRevokedError):
-        got(result)
-    assert canvas.bodies(of) == []
 
 
 def test_the_authors_other_ends_are_celerys(canvas: Canvas, of: str) -> None:

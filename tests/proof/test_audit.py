@@ -9,9 +9,9 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.testing.contract import a_record
 from lab.ledger import Row
 from lab.proof import soak
-from lab.proof.audit import Evidence, Nemesis, judge, judge_effects
+from lab.proof.audit import Evidence, Nemesis, judge
 from lab.proof.course import Plan, Task, World
-from lab.proof.verdicts import PROMISES, Told, Verdict, ending
+from lab.proof.verdicts import PROMISES, Told, Verdict
 
 DONE, OTHER, UNKNOWN = Told("finished", "receipt"), Told("finished", "another"), Told("OutcomeUnknown")
 TWICE: dict[str, Any] = {"effects": [("receipt", 1), ("receipt", 2)], "begun": [1, 2], "tokens": [1, 2]}
@@ -135,26 +135,6 @@ def test_callers_that_are_told_different_things_are_seen() -> None:
     assert judged("at most once", *CLEAN, refused, killed=(12, 7)).problems == ()
     assert judged("at most once", *CLEAN, refused).problems
     assert judged("exactly once", *CLEAN, refused, killed=(12, 7)).problems
-
-
-def test_unknown_is_the_one_final_state_that_may_be_left_and_only_by_its_owner() -> None:
-    """Whatever the order in which both were seen."""
-    unknown = record(Status.UNKNOWN)
-    completed = replace(unknown, status=Status.COMPLETED, result=f'"{RESULT}"', revision="r2")
-    assert (ending([]), ending([unknown, unknown])) == (None, unknown)
-    assert [ending([unknown, completed]), ending([completed, unknown])] == [completed, completed]
-    for changed in (replace(completed, owner="b"), replace(unknown, revision="r3")):
-        with pytest.raises(ValueError, match="changed"):
-            ending([unknown, completed, changed])
-
-
-def test_systems_without_records_are_judged_by_their_effects() -> None:
-    """The same counting for the baselines."""
-    rows = [row("effect", 1, order=order) for order in ("once", "twice", "twice")]
-    for promise, broken in (("at least once", ["never"]), ("exactly once", ["never", "twice"])):
-        verdicts = judge_effects(dict.fromkeys(("never", "once", "twice"), PROMISES[promise]), rows)
-        assert [each.effects for each in verdicts] == [0, 1, 2]
-        assert [each.task for each in verdicts if each.problems] == broken
 
 
 @pytest.mark.parametrize(("store", "broker"), [("dynamodb", "sqs"), ("redis", "redis"), ("postgres", "rabbitmq")])

@@ -107,14 +107,6 @@ def test_store_that_forgets_lets_two_bodies_run_also_under_refuse() -> None:
     assert not any("killed" in step or "lost" in step for step in raised.value.trace)
 
 
-def test_violation_tells_the_way_there() -> None:
-    """A broken rule comes with the steps that lead to it."""
-    with UNCONDITIONAL.applied(), pytest.raises(Violation, match="a final state was changed") as raised:
-        explore(Program(Policy()), deliveries=2, faults=0)
-    assert len(raised.value.trace) > 3
-    assert "1. delivery 0 swaps IN_PROGRESS" in str(raised.value)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_noticed(mutant: Mutant) -> None:

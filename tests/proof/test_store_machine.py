@@ -1,7 +1,6 @@
 """Every store behaves as the oracle says, step by step, whatever is lost, late or expired."""
 
 import pytest
-from hypothesis import Phase
 
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.flaws import STORE_FLAWS, follow, judge
@@ -36,12 +35,3 @@ def test_store_with_a_mistake_of_its_own_is_noticed(name: str) -> None:
         flaws = [flaw for flaw, each in STORE_FLAWS.items() if name in each.stores]
         assert [flaw for flaw in flaws if next(judge(name, site.url, flaw), None) is None] == []
     assert len(flaws) >= 4
-
-
-@pytest.mark.parametrize(
-    ("name", "flaw"), [("redis", "script replaces without comparing"), ("sqlite", "UPDATE without the revision")]
-)
-def test_oracle_itself_sees_a_missing_comparison(name: str, flaw: str) -> None:
-    """The worst mistake is found without any race: a late write of somebody who lost his lease is enough."""
-    with a_store(name) as site, pytest.raises(AssertionError):
-        follow(site.url, examples=200, flaw=flaw, phases=(Phase.generate,))

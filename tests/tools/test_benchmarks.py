@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.stores.memory import MemoryStore
-from lab.benchmarks.contenders import Tracers
 from lab.benchmarks.environment import Servers
 from lab.benchmarks.growth import CALLS, Cost, Subject, key_of, steepest, url_at
 from lab.benchmarks.timing import Spread, added, ratios
@@ -24,15 +22,6 @@ def test_arithmetic_is_of_pairs() -> None:
     small, large = [Cost(1, 4), Cost(10, 40)], [Cost(2, 2), Cost(20, 20)]
     by_size = {1_000: dict.fromkeys(CALLS, small), 10_000: {"new key": small, "duplicate": large}}
     assert (steepest(by_size, "cpu"), steepest(by_size, "wall")) == (("duplicate", 2), ("new key", 1))
-
-
-def test_tracer_of_the_benchmark_runs_a_key_once() -> None:
-    """What is measured as a duplicate is one: it meets the record of the first message, and writes nothing."""
-    store = MemoryStore()
-    tracers = Tracers(store)
-    for name, number, records in (("idempotent", 1, 1), ("idempotent", 1, 1), ("plain", 3, 1), ("idempotent", 2, 2)):
-        tracers.delivery(name, number)()
-        assert [(each.status, each.attempts) for each in store.scan()] == [("COMPLETED", 1)] * records
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,14 @@ import multiprocessing
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.demo import audit, column, shop
+from lab.demo import audit
 from lab.demo.gateway import Gateway
-from lab.demo.settings import LEASE, SLOW_BODY, VISIBILITY_TIMEOUT, Settings
 from lab.demo.shop import CHARGE, MAIL, STOCK
-from lab.demo.story import Story
 from lab.ledger import Ledger, Row
 from tests.support.documents import ROOT
 from tests.tools.test_project_files import imports
@@ -58,26 +55,6 @@ def test_many_writers_lose_nothing_and_racing_callers_with_one_key_get_one_charg
     assert charges[0] == charges[1] == charges[2]
     assert [sum(row.what == what for row in rows) for what in ("effect", "recognised")] == [10, 20]
     assert Gateway(ledger).charge(ORDER) != Gateway(ledger).charge(ORDER)
-
-
-def test_the_load_is_the_same_for_both_columns_and_meets_every_fault() -> None:
-    """A third is published twice, even the smallest load meets every fault, and no order meets two."""
-    sent = column.published(30)
-    assert (sent, len(sent), set(sent)) == (column.published(30), 40, set(shop.orders(30)))
-    hit = [[number % modulus == rest for modulus, rest in (*shop.KILLS.values(), shop.SLOW)] for number in range(400)]
-    assert all(map(any, zip(*hit[:20], strict=True)))
-    assert max(map(sum, hit)) == 1
-
-
-def test_the_same_settings_reach_every_process_and_every_broker_redelivers_in_time() -> None:
-    """A slow body outlives lease and visibility timeout; RabbitMQ confirms what is published."""
-    settings = Settings(broker_url="sqs://a:b@h:1//", store_url="memory://", folder=Path("/folder"))
-    assert Settings.from_environ(settings.environ()) == settings
-    assert LEASE < VISIBILITY_TIMEOUT < SLOW_BODY
-    urls = ("sqs://a:b@h:1//", "redis://h:1/0", "amqp://a:b@h:1/%2F")
-    *others, amqp = (replace(settings, broker_url=url).celery()["broker_transport_options"] for url in urls)
-    assert amqp == {"confirm_publish": True}
-    assert [each["visibility_timeout"] for each in others] == [VISIBILITY_TIMEOUT] * 2
 
 
 def figures(*more: Row, **times: int) -> audit.Figures:
@@ -136,18 +113,6 @@ def test_a_demonstration_that_could_not_fail_proves_nothing() -> None:
     calm = [{each: 0} for each in ("killed_before", "redelivered", "replayed", "taken_over")]
     assert (gaps(), gaps(plain={"charged_more": 0}), [gaps(ours=each) for each in calm]) == (0, 1, [1] * 4)
     assert (gaps(kills=4), gaps(store_kills=1)) == (2, 2)
-
-
-def test_a_kill_is_told_to_its_end() -> None:
-    """Who was killed, who took over, and what became of it; a copy that is replayed meanwhile does not end the tale."""
-    told = ["1 delivery", "1 kill before", "2 delivery", "2 taken_over", "2 effect"]
-    told += ["3 delivery", "3 replayed", "3 returned", "2 returned"]
-    story, lines = Story(), list[str]()
-    for second, (pid, what, *point) in enumerate((each.split() for each in told), 100):
-        row = Row(what=what, task=CHARGE, order=ORDER, point="".join(point), pid=int(pid), time=float(second))
-        lines += filter(None, [story.hear(row)])
-    assert lines[0].endswith("charge 0007   1 killed right before its effect")
-    assert lines[-1].endswith("2 took over: charged once")
 
 
 OURS = dict.fromkeys(("celery", "click", "kombu", "rich"), "install_requires")
