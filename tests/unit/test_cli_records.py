@@ -107,22 +107,6 @@ def test_list_says_that_there_is_more(app: Celery) -> None:
     assert ["give --limit" in run(app, "list", "--json", "--limit", each).stderr for each in "23"] == [True, False]
 
 
-def test_row_is_one_line_of_a_narrow_terminal(app: Celery, terminal: pytest.MonkeyPatch) -> None:
-    """Labels are cut, and of a hash there is what every command takes."""
-    tasks = ("shop.charge", "shop.refund", f"shop.{'billing.' * 8}charge")
-    wide = {"label": f"acme/{'o' * 60}", "worker": "celery@w", "status": Status.UNKNOWN, "fencing_token": 1}
-    written = app.conf.idempotency_store.now() - 3 * HOUR
-    records = [keep(app, key=f"{task}:1:{DIGEST}", task=task, updated_at=written, **wide) for task in tasks]
-
-    _, *rows = _rows(app, "list")
-    shown = [row.split()[-1] for row in rows]
-    assert [len(row.rstrip()) <= 80 and "…" in row and " 3 h " in row for row in rows[:2]] == [True, True]
-    assert shown == [each.key[:-52] for each in records]
-    for text, record in zip(shown, records, strict=True):
-        assert told(app, "show", text)["key"] == record.key
-        assert run(app, "resolve", text, "--rerun", "--yes").stdout == f"{record.key} is RELEASED\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

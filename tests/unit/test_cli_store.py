@@ -12,8 +12,7 @@ from unittest.mock import Mock, call
 import pytest
 from celery import Celery
 
-from celery_idempotent import IdempotencyWarning, Record, Status, StoreMisconfigured, StoreUnavailable
-from celery_idempotent.integration.cli import screen
+from celery_idempotent import IdempotencyWarning, Record, Status, StoreMisconfigured
 from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore
@@ -89,30 +88,6 @@ def test_watch_counts_again_until_it_is_interrupted(app: Celery, monkeypatch: py
     assert [each["by_status"] for each in looks] == [{}, {"IN_PROGRESS": 1}, {"IN_PROGRESS": 2}]
     assert run(app, "watch", "--every", "7").stdout.count("the store's clock") == 3
     assert pauses == [7] * 6
-
-
-def test_watch_draws_on_a_terminal_and_outlasts_an_outage(
-    app: Celery, store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last counts stay, with what went wrong; the next look may fare better."""
-    keep(app, status=Status.UNKNOWN)
-    scans = iter([Mock(side_effect=StoreUnavailable("s", "scan", "timed out")), store.scan])
-
-    def pause(seconds: float) -> None:
-        try:
-            monkeypatch.setattr(store, "scan", next(scans))
-        except StopIteration:
-            raise KeyboardInterrupt from None
-
-    monkeypatch.setattr(PAUSE, pause)
-    monkeypatch.setattr(screen, "is_terminal", lambda *, err=False: True)
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    watched = run(app, "watch")
-
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", watched.stdout)
-    assert len(re.findall(r"^UNKNOWN +1 ", shown, re.MULTILINE)) == 2
-    assert watched.stderr.count("timed out") == 1
 
 
 def _outcomes(app: Celery, count: int, age: int = 60) -> list[Record]:

@@ -1,7 +1,6 @@
 """Verdicts by the command line: on a record that was shown, or on all that are asked for, and what became of each."""
 # mypy: allow-untyped-decorators
 
-import logging
 import re
 from typing import Any
 
@@ -77,14 +76,6 @@ def test_record_is_shown_before_a_verdict_is_asked_for(
     known = (record.task_id, "2023-11-14T22:13:20.000Z", "it stalled", question)
     assert [each for each in known if each not in result.stdout] == []
     assert (result.exit_code, store.get("k")) == (1, record)
-
-
-def test_nobody_is_asked_about_what_takes_no_verdict(app: Celery) -> None:
-    """The record is looked up before the question, which would be about nothing."""
-    keep(app, "done", Status.COMPLETED)
-    for key, reason in (("gone", "nothing is recorded under it"), ("done", "it is COMPLETED")):
-        result = run(app, "release", key, answer="y\n")
-        assert (result.exit_code, result.stdout, reason in unlinked(result.stderr)) == (1, "", True)
 
 
 def test_verdict_counts_for_the_record_that_was_shown(
@@ -228,20 +219,3 @@ def test_reason_is_asked_for_in_a_terminal(app: Celery, store: FaultyStore, monk
         result = run(app, "resolve", *arguments, "--rerun", answer=answer)
         assert (result.exit_code, result.stdout.count("Reason: ")) == (0, asked)
     assert [each.verdict["reason"] for each in store.scan()] == ["", "", "PAY-3", "PAY-2"]
-
-
-@pytest.mark.parametrize("at_a_terminal", [False, True])
-def test_verdict_is_logged_but_to_the_terminal_of_who_is_told_of_it(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, at_a_terminal: bool
-) -> None:
-    """Where nobody has configured logging, a script's log has the proof."""
-    monkeypatch.setattr(screen, "is_terminal", lambda err=False: at_a_terminal and err)
-    monkeypatch.setattr(screen, "counted", lambda label, items, total=None: iter(items))
-    monkeypatch.setattr("logging.root.handlers", [])
-    keep(app, "u1")
-    before = logging.lastResort
-    result = run(app, *ALL_UNKNOWN, "--yes")
-    assert result.stdout == "judged 1, refused 0\n"
-    logged = [each.split()[0] for each in result.stderr.splitlines()]
-    assert logged == ["event=idempotency.verdict_given"] * (not at_a_terminal)
-    assert logging.lastResort is before

@@ -178,15 +178,6 @@ def test_look_purges_what_the_settings_ask_for_in_batches(
     assert "outcomes=2 released=1 abandoned=1 in_doubt=1" in caplog.text
 
 
-def test_store_that_forgets_by_itself_is_left_to_itself(app: Celery, store: MemoryStore) -> None:
-    """Only what never expires is deleted there."""
-    app.conf.update(idempotency_store=StoreWrapper(store), idempotency_purge_released=1)
-    outcome = _kept(store, status=Status.COMPLETED, expires_at=1)
-    _kept(store, status=Status.RELEASED, updated_at=1)
-    assert _step(app).look(app) is False
-    assert list(store.scan()) == [outcome]
-
-
 @pytest.mark.parametrize(
     ("values", "policy", "fate"),
     [

@@ -94,22 +94,6 @@ def test_direct_calls_pass_through(shop: Shop) -> None:
         current_attempt()
 
 
-def test_nested_deliveries_keep_their_own_records(shop: Shop) -> None:
-    """A task that executes another, even with the same arguments, does not mix up keys, attempts or results."""
-    shop.does = lambda *_: current_attempt().key
-
-    def outer(order_id: int) -> list[str]:
-        before = current_attempt()
-        result = shop.charge.apply((order_id,)).get(disable_sync_subtasks=False)
-        assert current_attempt() is before
-        return [before.key, result]
-
-    task = shop.task(body=outer, name="outer")
-    keys = [task.idempotency_key_for(1), shop.charge.idempotency_key_for(1)]
-    assert [deliver(task, 1).value, deliver(task, 1).value, shop.deliver(1).value] == [keys, keys, keys[1]]
-    assert {record.key for record in shop.memory.scan()} == {*keys}
-
-
 ABANDONED = Status.IN_PROGRESS
 """With its lease ended."""
 

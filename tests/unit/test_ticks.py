@@ -290,16 +290,6 @@ def test_a_tick_that_the_broker_refuses_is_noted(kind: type[Recorder]) -> None:
     refuse.assert_called_once()
 
 
-def test_an_entry_that_was_not_due_is_no_tick() -> None:
-    """Somebody sends it by hand: an operation of its own, and the tick still comes."""
-    scheduler = _beat(10)
-    (entry,) = scheduler.schedule.values()
-    scheduler.apply_entry(entry)
-    scheduler.until(10)
-    scheduler.apply_entry(entry)
-    assert scheduler.sent == [None, *_ticks(10), None]
-
-
 def test_a_mixin_that_comes_too_late_is_refused() -> None:
     """Celery's own scheduler would never ask it, and each tick run once for every beat."""
     with pytest.raises(PolicyError, match=r"write class Mine\(SchedulerMixin, PersistentScheduler\)"):

@@ -11,7 +11,6 @@ from celery import Celery
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
-from starlette.websockets import WebSocketDisconnect
 
 from celery_idempotent import PolicyError, Status
 from celery_idempotent.contrib.web import create_app
@@ -236,12 +235,6 @@ def test_page_works_under_a_prefix(app: Celery) -> None:
     token = form_token_in(browser.get(f"{prefix}/records").text)
     answer = browser.post(f"{prefix}/judge", data={**a_verdict(record), "form_token": token})
     assert (answer.status_code, browser.get(f"{prefix}/static/style.css").status_code) == (200, 200)
-
-
-def test_nobody_talks_to_it_by_websocket(app: Celery) -> None:
-    """There is nothing to talk about."""
-    with pytest.raises(WebSocketDisconnect), a_program(a_page(app)).websocket_connect("/"):
-        pass
 
 
 def test_what_is_missing_is_told_at_once(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

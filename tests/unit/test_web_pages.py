@@ -31,13 +31,11 @@ from tests.support.web import (
     BEARER,
     HOUR,
     Watched,
-    a_browser,
     a_page,
     a_program,
     a_shop,
     a_verdict,
     a_written,
-    form_token_in,
     now_of,
     overview_of,
     seen,
@@ -502,12 +500,3 @@ def test_outage_in_the_midst_is_told(app: Celery, person: TestClient, store: Wat
     store.failing[second.key] = RecordTooLarge("too much")
     shown = text_of(person.post("/judge", data=a_verdict(second, third)).text)
     assert ("1 of 2 judged" in shown, "too much" in shown) == (True, True)
-
-
-def test_who_judges_is_asked_once(app: Celery) -> None:
-    """The next form has the name, whatever letters it has."""
-    browser = a_browser(a_page(app))
-    first, second = a_written(app), a_written(app)
-    token = {"form_token": form_token_in(browser.get("/records").text)}
-    browser.post("/judge", data={**a_verdict(first, by='Zoë "Z"; a=b'), **token})
-    assert 'value="Zoë &#34;Z&#34;; a=b"' in browser.post("/judge", data={**_seen(second), **token}).text
