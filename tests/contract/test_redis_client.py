@@ -79,11 +79,9 @@ FILES = f"ssl_ca_certs={PEM}&ssl_ca_path={HERE}&ssl_certfile={PEM}&ssl_keyfile={
         ("redis://h", PLAIN, {}),
         ("redis://10.0.0.7:6380/2", PLAIN, {"host": "10.0.0.7", "port": 6380, "db": "2"}),
         ("redis://[::1]/0", PLAIN, {"host": "::1"}),
-        ("redis://h?virtual_host=3", PLAIN, {"db": "3"}),
         ("redis://shop@h", PLAIN, {"login": ("shop", "")}),
         (f"redis://h?credential_provider={__name__}.Provider", PLAIN, {"login": ("shop", "token")}),
         (f"redis://h?{LIMITS}", PLAIN, LIMITED),
-        ("rediss://h:6390/1", TLS, {"port": 6390, "db": "1"}),
         ("rediss://h?ssl_cert_reqs=none", {**PLAIN, "class": "SSLConnection"}, {"ssl_cert_reqs": "none"}),
         (f"rediss://h?{FILES}", TLS, {"ssl_ca_certs": PEM, "ssl_ca_path": HERE, "ssl_certfile": PEM}),
         ("redis+socket:///run/r.sock?virtual_host=4", SOCKET, {"path": "/run/r.sock", "db": "4"}),
@@ -105,12 +103,6 @@ def test_escaped_login_arrives_as_it_was_and_is_shown_by_nobody(user: str, passw
 
     assert told(url)["login"] == (user, password)
     assert repr(open_store(url)) == "redis://h:6379/0"
-
-
-def test_options_of_the_store_reach_the_store() -> None:
-    """Prefix, number of replicas and seconds to wait for them."""
-    store = RedisStore.from_url("redis://h?prefix=shop%3A&wait_replicas=2&wait_timeout=0.5")
-    assert (store._prefix, store._wait_replicas, store._wait_timeout) == ("shop:", 2, 0.5)
 
 
 SENTINELS = {"host": "a", "port": 26379, "login": None, "class": "Connection", "socket_timeout": 3, "protocol": 2}
@@ -288,13 +280,6 @@ def test_reply_that_came_too_late_goes_to_nobody(
         assert ask(client, b"one", b"two", b"three") == [b"one", b"two", b"three"]
 
 
-def test_dropped_connections_are_closed_and_leave_their_place(single: DirectClient) -> None:
-    """After a fail-over the name leads elsewhere, and an old connection to the replica that was the primary."""
-    before = _connection_id(single)
-    single.drop()
-    assert _connection_id(single) != before
-
-
 def test_dropping_never_fails_where_another_thread_takes_the_last_connection(client: DirectClient) -> None:
     """In a fail-over all threads drop at once, and a delivery that failed of that would be lost."""
 
@@ -350,22 +335,3 @@ def test_lost_connection_is_replaced_at_once_and_a_closed_client_leaves_none(
         connection = str(_connection_id(client))
         client.close()
         assert connection not in {each["id"] for each in other.client_list()}
-
-
-@pytest.mark.parametrize(
-    ("given", "is_direct"),
-    [
-        ("", True),
-        ("?wait_replicas=1", False),  # WAIT must follow on the same connection
-        (f"?credential_provider={__name__}:Provider", False),  # the pool renews its logins
-        (None, False),
-    ],
-)
-def test_store_says_which_way_its_writes_go(redis_server: EmbeddedRedis, given: str | None, is_direct: bool) -> None:
-    """People who miss the writes in their traces look there."""
-    url = redis_server.url
-    store = RedisStore(lambda: redis.Redis.from_url(url)) if given is None else RedisStore.from_url(url + given)
-    if given != "?wait_replicas=1":
-        store._connected()
-    assert store.way == ("on the direct path" if is_direct else "through redis-py's execute_command")
-    store.close()

@@ -317,11 +317,3 @@ def test_pictures_are_small_and_whole() -> None:
         assert {each.tag.removeprefix(svg) for each in root.iter()} <= tags, path
         assert re.findall(r"(?:href|src|url\()", text) == [], path
         assert all(root.findtext(f"{svg}{tag}") for tag in ("title", "desc")), path
-
-
-def test_every_picture_is_on_a_page_with_words_for_those_who_cannot_see_it() -> None:
-    """A file that no page shows is not kept; the demo is the README's, with its text beside it."""
-    pages = "".join(page.read_text() for page in [*DOCS.rglob("*.md"), ROOT / "README.md"])
-    linked = [(at, says) for says, at in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", pages)]
-    shown = {Path(at).name: says for at, says in [*linked, *re.findall(r'<img src="(.+?)" alt="(.*?)"', pages)]}
-    assert {path.name for path in FOLDER.iterdir() if len(shown.get(path.name, "")) < 10} <= {"demo.svg"}

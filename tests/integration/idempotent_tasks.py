@@ -66,15 +66,6 @@ charge_and_back_off = _charge("charge_and_back_off", ShortDelays(**{**QUICK, "ba
 charge_and_wait_for_long = _charge("charge_and_wait_for_long", Policy(**{**QUICK, "lease": 60, "backoff": 8}))
 
 
-@shared_task(**GUARDED, idempotent=ShortDelays(**QUICK))
-def charge_or_fail(self: Any, order_id: str, gate: str) -> str:
-    """Have the effect, but end its first attempt with an error."""
-    result = perform(self, order_id, gate)
-    if current_attempt().number == 1:
-        raise RuntimeError("the first attempt fails")
-    return result
-
-
 @shared_task(**GUARDED, idempotent=ShortDelays(**QUICK, max_takeovers=1))
 def charge_or_die(self: Any, order_id: str, death: str) -> str:
     """Leave every attempt, or only the first one, by what no worker survives."""

@@ -78,7 +78,6 @@ def orders(exchange_type: str = "direct", routing_key: str = "orders", **queue: 
 TOPIC, OF_ORDERS = orders("topic", "orders.#"), {"kind": "order"}
 TO_ORDERS, EU = {"queue": "orders"}, {"queue": "orders", "routing_key": "orders.eu"}
 WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "default": ("quorum", {}, {}),
     "missing queue": ("redis sqs classic quorum", {}, TO_ORDERS),
     "direct": ("redis sqs classic quorum", orders(), TO_ORDERS),
     "exchange": ("redis classic quorum", orders(), {"exchange": "work", "routing_key": "orders"}),

@@ -27,7 +27,6 @@ from tests.integration.idempotent_tasks import (
     charge_after_computing,
     charge_at_most_once,
     charge_or_die,
-    charge_or_fail,
     charge_with_a_lease_of_8_s,
     charge_with_a_long_lease,
     charge_with_one_takeover,
@@ -101,14 +100,9 @@ def test_a_killed_worker_elsewhere_is_taken_over_after_its_lease(worker: Worker,
 
 @on_every_broker
 @two_attentive
-@pytest.mark.parametrize(
-    "task", [charge, pytest.param(charge_or_fail, marks=pytest.mark.nightly)], ids=["returns", "raises"]
-)
-def test_a_zombie_overwrites_deletes_and_reports_nothing(
-    cluster: Cluster, ledger: Ledger, store: Store, task: Any
-) -> None:
+def test_a_zombie_overwrites_deletes_and_reports_nothing(cluster: Cluster, ledger: Ledger, store: Store) -> None:
     """A worker that was frozen past its lease wakes up: the record and the result stay its successor's."""
-    result = task.delay("o", gate="go")
+    result = charge.delay("o", gate="go")
     (begun,) = ledger.wait_for("begin")
     zombie = cluster.worker_of(begun)
     zombie.freeze()

@@ -113,7 +113,6 @@ SCREENS, PHONE = 6.1, 360
 """Screens of a desktop that a page may fill, as fonts of machines differ by some percent; CSS pixels of a phone."""
 
 
-@pytest.mark.nightly
 def test_no_page_is_longer_than_six_screens_or_wider_than_a_phone(site: Path, tmp_path: Path) -> None:
     """In a browser: nobody gets lost in a page that is read, and on a phone nobody scrolls sideways."""
     pages, sizes = sorted(site.rglob("*.html")), {}
