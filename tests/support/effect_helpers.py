@@ -29,7 +29,7 @@ def charged_on_exit(order: str) -> Iterator[None]:
 
 
 @contextmanager
-def charged_with_key(order: str, key: str) -> Iterator[None]:
+def charged_with_key(order: str) -> Iterator[None]:
     """None: the receiver knows the key."""
-    charge_once(order, key)
+    charge_once(order, order)
     yield

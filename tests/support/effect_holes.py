@@ -4,6 +4,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial, wraps
 from itertools import count
 from typing import Any
@@ -133,18 +134,17 @@ def _helper_module(order: str) -> str:
     return helpers.charge_twice_removed(order)
 
 
-@_task(holes)
-def _own_manager_entry(order: str) -> str:
-    with helpers.charged_on_entry(order):
-        found = order
-    return found
+def _inside(places: dict[str, Any], name: str, manager: Callable[[str], AbstractContextManager[None]]) -> None:
+    @_task(places, name)
+    def _(order: str) -> str:
+        with manager(order):
+            found = order
+        return found
 
 
-@_task(holes)
-def _own_manager_exit(order: str) -> str:
-    with helpers.charged_on_exit(order):
-        found = order
-    return found
+_inside(holes, "own_manager_entry", helpers.charged_on_entry)
+_inside(holes, "own_manager_exit", helpers.charged_on_exit)
+_inside(sound, "sound_manager", helpers.charged_with_key)
 
 
 @_task(holes)
@@ -231,13 +231,6 @@ _lines: dict[str, Callable[[str], Any]] = {
 }
 for _name, _body in _lines.items():
     _task(sound, _name)(_body)
-
-
-@_task(sound)
-def _sound_manager(order: str) -> str:
-    with helpers.charged_with_key(order, order):
-        found = order
-    return found
 
 
 @_task(sound)

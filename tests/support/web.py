@@ -105,9 +105,9 @@ def a_program(page: ASGIApp) -> TestClient:
     return TestClient(page, headers=BEARER)
 
 
-def a_browser(page: ASGIApp, root: str = "", base_url: str = "http://testserver") -> TestClient:
+def a_browser(page: ASGIApp, root: str = "") -> TestClient:
     """Somebody who has followed the printed link."""
-    browser = TestClient(page, base_url=base_url)
+    browser = TestClient(page)
     assert browser.get(f"{root}/", params={"token": TOKEN}).status_code == 200
     return browser
 

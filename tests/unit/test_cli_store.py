@@ -3,7 +3,6 @@
 
 import json
 import re
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -51,12 +50,6 @@ def test_stats_count_by_status_and_task(app: Celery) -> None:
     assert made["oldest_in_progress"] == made["oldest"]["IN_PROGRESS"] < made["oldest"]["FORGOTTEN"]
     assert made["outbox"] is None
     assert "IN_PROGRESS  2        1 h\n" in shown
-
-
-def test_stats_tell_how_far_the_stores_clock_is_off(app: Celery) -> None:
-    """Ages and leases are by the store's."""
-    app.conf.idempotency_store = MemoryStore(lambda: time.time_ns() // 1_000_000 - 3_600_000)
-    assert told(app, "stats")["clock_offset_ms"] == pytest.approx(-3_600_000, abs=60_000)
 
 
 def test_stats_tell_what_waits_in_the_outbox(app: Celery, tmp_path: Path) -> None:
