@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say: their arithmetic, their duplicates, and the stores that they fill."""
+"""The benchmarks measure what they say: their arithmetic, and the stores that they fill."""
 
 from contextlib import closing
 from pathlib import Path

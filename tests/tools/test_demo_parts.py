@@ -1,4 +1,4 @@
-"""The pure parts of the demo: its ledger, its payment provider, its audit, its story and its verdict."""
+"""The pure parts of the demo: its ledger, its payment provider, its audit and its verdict."""
 
 import configparser
 import multiprocessing
