@@ -466,6 +466,9 @@ class _Explorer:
         for each in (*world.deliveries, last):
             self.found.ended[each.why if isinstance(each, Ended) else _DEAD] += 1
         if last.why == "KeyReused" and self.program.other_arguments:
+            record = self._records[world.record]
+            if record is not None and record.status is Status.RELEASED and not record.steps:
+                raise _Broken("other arguments were refused a key that nothing binds", ())
             return
         if reported and {last.reported} != reported:
             raise _Broken(f"a later delivery ended otherwise: {last}", ())
