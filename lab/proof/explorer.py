@@ -400,7 +400,10 @@ class _Explorer:
         known = (number, history)
         found = self._requests.get(known)
         if found is None:
-            asked = self._deliveries.resume(number, self._answers(history))
+            answers = self._answers(history)
+            asked = self._deliveries.resume(number, answers)
+            if isinstance(asked, Ended) and asked.why == "KeyReused" and _is_free(answers[-1][0]):
+                raise _Broken("other arguments were refused a key that nothing binds", ())
             found = _Write(self._keep(asked.new), asked.expected, asked.commits) if isinstance(asked, Swap) else asked
             self._requests[known] = found
         return found
@@ -466,9 +469,6 @@ class _Explorer:
         for each in (*world.deliveries, last):
             self.found.ended[each.why if isinstance(each, Ended) else _DEAD] += 1
         if last.why == "KeyReused" and self.program.other_arguments:
-            record = self._records[world.record]
-            if record is not None and record.status is Status.RELEASED and not record.steps:
-                raise _Broken("other arguments were refused a key that nothing binds", ())
             return
         if reported and {last.reported} != reported:
             raise _Broken(f"a later delivery ended otherwise: {last}", ())
@@ -501,6 +501,10 @@ class _Broken(Exception):
 def _author(nonce: str) -> str:
     """The number of the delivery that made ``nonce``."""
     return nonce.partition(".")[0]
+
+
+def _is_free(record: Any) -> bool:
+    return isinstance(record, Record) and record.status is Status.RELEASED and not record.steps
 
 
 def _is_by_owner(record: Record) -> bool:
