@@ -112,6 +112,7 @@ def test_body_that_leaves_a_transaction_open_is_not_reported_as_done(shop: Celer
     finally:
         transaction.rollback()
         transaction.set_autocommit(True)
+        shop.tasks.unregister(task.name)
 
     assert end.state != "SUCCESS"
     assert [each.status for each in DjangoStore().scan(task=task.name)] == [Status.IN_PROGRESS]

@@ -44,6 +44,7 @@ def operate(theirs: Store, ours: Store) -> dict[tuple[str, ...], Result]:
         ("list", "--status", "UNKNOWN", "--task", "orders.charge", "--label", "acme/1001", "--older-than", "1s"),
         ("effect-key", unknown.key, "charge"),
         ("stats",),
+        ("effects",),
         ("resolve", unknown.key, "--completed", "1", "--yes"),
         ("resolve", doubtful.key, "--rerun", "--yes"),
         ("release", abandoned.key, "--yes"),
