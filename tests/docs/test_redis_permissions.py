@@ -71,7 +71,12 @@ def test_permission_to_wait_is_needed_where_it_is_said(redis_server: EmbeddedRed
 
 @pytest.mark.parametrize(
     ("rule", "commands"),
-    [("", set()), ("+scan", {"list", "stats", "purge"}), ("+hmget", {"list", "purge"}), ("+del", {"purge"})],
+    [
+        ("", set()),
+        ("+scan", {"effects", "list", "stats", "purge"}),
+        ("+hmget", {"effects", "list", "purge"}),
+        ("+del", {"purge"}),
+    ],
 )
 def test_permissions_of_an_operator_are_for_commands(
     redis_server: EmbeddedRedis, rule: str, commands: set[str]
