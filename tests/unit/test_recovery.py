@@ -218,7 +218,7 @@ def test_worker_that_stops_deals_with_it_first(shop: Shop, worker: Worker, reaso
         if worker.loop is not None:
             worker.loop.timer.clear()
         worker.step.stop(worker.parent)
-        worker.until(lambda: lost.ended)
+        worker.until(lambda: lost.ended and not worker.step.under_way)
     assert (lost.ended, worker.step.under_way) == (BACK, {})
     assert "message_not_returned" in caplog.text
 
