@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from celery_idempotent import IdempotentTask, Policy, current_attempt
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.cli import idempotency
+from celery_idempotent.integration.operating import watching
 from celery_idempotent.integration.operating.watching import EFFECTS
 from celery_idempotent.testing import FakeStore, SeenEffect, watch_effects
 from tests.support.deliveries import an_app, deliver
@@ -107,12 +108,12 @@ def test_mails_programs_and_connections_are_told_without_what_they_say(place: st
     assert "hunter2" not in repr(seen)
 
 
-def test_observed_workers_note_what_the_command_shows(place: str) -> None:
+def test_observed_workers_note_what_the_command_shows(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command shows each line once, what may be repeated first; a day later it is forgotten. Nobody else notes."""
 
     def charge(secret: str) -> None:
         urlopen(f"http://{place}/quotes").close()
-        urlopen(f"http://{place}/charges?{secret}", b"").close()
+        urlopen(f"http://{place}/charges/{secret[-1]}?{secret}", b"").close()
 
     store = FakeStore()
     for mode, watch in (("observe", False), ("enforce", True)):
@@ -124,12 +125,17 @@ def test_observed_workers_note_what_the_command_shows(place: str) -> None:
     run = partial(CliRunner().invoke, idempotency, obj=SimpleNamespace(app=task.app))
     lines = run(["effects"]).output.splitlines()
     assert [line.split(": ")[1].split()[:2] for line in lines] == [
-        ["POST", f"{place}/charges"],
+        ["POST", f"{place}/charges/2"],
         ["GET", f"{place}/quotes"],
     ]
     assert "hunter" not in repr(list(store.scan(task=EFFECTS)))
     assert run(["effects", "--task", "shop.other", "--json"]).output == "[]\n"
-    store.advance(86_401)
+    monkeypatch.setattr(watching, "_MOST", 0)
+    store.advance(80_000)
+    deliver(task, "hunter4")
+    store.advance(80_000)
+    assert len(run(["effects"]).output.splitlines()) == 2, "what is still sent is noted again, however many are known"
+    store.advance(6_401)
     assert run(["effects", "--json"]).output == "[]\n"
 
 

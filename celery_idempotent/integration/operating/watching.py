@@ -73,6 +73,11 @@ class SeenEffect:
         """Whether it changes nothing, as far as HTTP promises."""
         return self.method in _READS
 
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What is told once: not the target, which may name a customer or a charge."""
+        return self.task, self.path, self.line, self.step, self.method, self.host, self.has_key
+
     def __str__(self) -> str:
         place = f"in step {self.step!r}" if self.step else "outside any step"
         if self.method not in _OTHERS:
@@ -99,9 +104,8 @@ class SeenEffects(list[SeenEffect]):
 
     def see(self, seen: SeenEffect) -> None:
         """Keep it, unless the line has sent the like before."""
-        alike = (seen.task, seen.path, seen.line, seen.step, seen.method, seen.host, seen.has_key)
-        if self._thread in (None, threading.get_ident()) and alike not in self._known:
-            self._known.add(alike)
+        if self._thread in (None, threading.get_ident()) and seen.alike not in self._known:
+            self._known.add(seen.alike)
             (self.reads if seen.is_read else self).append(seen)
 
 
@@ -260,9 +264,10 @@ def noting(app: str, open_store: Callable[[], Store]) -> Iterator[None]:
 
 
 def _note(seen: SeenEffect, app: str, store: Store) -> None:
-    what = json.dumps([app, *asdict(seen).values()])
+    what = json.dumps([app, *seen.alike])
     key, now = f"{EFFECTS}:{hashlib.sha256(what.encode()).hexdigest()}", store.now()
-    if now - _written.get((id(store), key), 0) < _HOUR or len(_written) >= _MOST:
+    written = _written.get((id(store), key))
+    if (written is None and len(_written) >= _MOST) or (written is not None and now - written < _HOUR):
         return
     before = store.get(key)
     record = BLANK.but(
