@@ -122,12 +122,18 @@ class _Summary:
         wanted, folder = (self._config.getoption(f"effect_coverage_{each}") for each in ("fail_under", "html"))
         if folder is not None and self._reports:
             self._lines.append(f"pages: {_write_pages(folder, self._reports)}")
-        deaths = [death for each in self._reports for death in each.deaths]
-        percent = 100 * sum(not each.cause for each in deaths) / len(deaths) if deaths else 0.0
-        if (wanted is not None and percent < wanted) or (wanted is not None and not deaths):
-            what = f"{int(percent)} % of {len(deaths)} deaths are safe" if deaths else "no task was tried"
-            self._lines.append(f"FAILED: {what}; --effect-coverage-fail-under={wanted:g}")
+        if wanted is not None and (shortfall := self._shortfall(wanted)):
+            self._lines.append(f"FAILED: {shortfall}; --effect-coverage-fail-under={wanted:g}")
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+    def _shortfall(self, wanted: float) -> str:
+        deaths = [death for each in self._reports for death in each.deaths]
+        if not deaths:
+            return "no task was tried"
+        from celery_idempotent.testing.coverage import percent_of
+
+        percent = percent_of(deaths)
+        return f"{int(percent)} % of {len(deaths)} deaths are safe" if percent < wanted else ""
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._config.getoption("effect_coverage"):
@@ -176,6 +182,6 @@ def _body(report: "EffectCoverage") -> Iterator[str]:
         yield f"<h2>{escape(shown(path))}</h2><table>"
         for line, source, said in rows:
             cells = f"<td class=line>{line}<td class=source>{escape(source)}<td>{escape(said)}"
-            yield f"<tr class={'unsafe' if 'died' in said else 'safe'}>{cells}"
+            yield f"<tr class={'safe' if said.startswith('ok') else 'unsafe'}>{cells}"
         yield "</table>"
     yield from ("<ul>", *(f"<li>{escape(each)}" for each in report.notes), "</ul>")

@@ -90,17 +90,18 @@ class EffectCoverage(str):
     @property
     def percent(self) -> float:
         """How many of the deaths had the effects that were promised, in percent; 0 where there was none."""
-        return _percent(self.deaths)
+        return percent_of(self.deaths)
 
 
-def _percent(deaths: Sequence[Death]) -> float:
+def percent_of(deaths: Sequence[Death]) -> float:
+    """How many had the effects that were promised, in percent; 0 where there was none."""
     return 100 * sum(not each.cause for each in deaths) / len(deaths) if deaths else 0.0
 
 
 def _lines(task: str, deaths: Sequence[Death]) -> Iterator[str]:
     faults = dict.fromkeys(_place(each.path, each.line) for each in deaths if not each.ok)
     mend = f"; mend {', '.join(faults)}" if faults else ""
-    yield f"{task}: {int(_percent(deaths))} % of {len(deaths)} deaths are safe{mend}"
+    yield f"{task}: {int(percent_of(deaths))} % of {len(deaths)} deaths are safe{mend}"
     for path, rows in margins(deaths).items():
         if faults and {said for _, _, said in rows} == {"ok"}:
             yield f"\n{shown(path)}: ok"

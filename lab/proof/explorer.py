@@ -352,7 +352,7 @@ class _Explorer:
             raise _Broken("the fencing token did not grow with a claim", step)
         if new.takeovers != (stored.takeovers + 1 if stored.status is Status.IN_PROGRESS else 0):
             raise _Broken("a claim does not say rightly whether it is a takeover", step)
-        if new.fingerprint != stored.fingerprint and (stored.status is not Status.RELEASED or stored.steps):
+        if new.fingerprint != stored.fingerprint and not _is_free(stored):
             raise _Broken("a claim took the key from other arguments, which bind it", step)
         if most is not None and new.takeovers > most:
             raise _Broken("an operation was taken over more often than its policy says", step)
@@ -504,6 +504,7 @@ def _author(nonce: str) -> str:
 
 
 def _is_free(record: Any) -> bool:
+    """Whether no arguments bind the key: it was given back without a step."""
     return isinstance(record, Record) and record.status is Status.RELEASED and not record.steps
 
 
