@@ -3,7 +3,7 @@
 The events know requests of :mod:`http.client`, and so of urllib, requests, urllib3 and botocore, mails of
 :mod:`smtplib`, and programs that are started. Of whatever else uses sockets of Python (httpx, aiohttp, redis-py,
 PyMySQL) they know that it connects, and of clients in C (libpq, gRPC) nothing. An audit hook stays for the life of the
-process, so the first watcher adds it; it costs nothing while nobody watches.
+process, so the first watcher adds it; it looks at nothing while nobody watches.
 """
 
 import hashlib
@@ -13,18 +13,23 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
+from math import inf
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from celery import Task, current_task
+from celery import Celery, Task, current_task
 
 from celery_idempotent.engine import attempt
+from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
+from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import BLANK, Status
 from celery_idempotent.protocol.store import Store
 
@@ -44,11 +49,17 @@ _SECRET = re.compile(r"[^/]*[:;][^/]*|[^/]{24,}")
 _HEAD = 65_536
 """Bytes of a request in which its head ends."""
 
+_BEGINNING = re.compile(r"(?P<method>[A-Z]+) (?P<target>(/|https?://|\*)\S*) HTTP/1\.[01](\r|$)")
+_KEY_HEADER = re.compile(r"\n[^:\n]*(idempoten|paypal-request-id)[^:\n]*:", re.IGNORECASE)
+
+_EVENTS = ("http.client.send", "smtplib.send", "subprocess.Popen", "socket.connect")
+_SILENT = ("celery_idempotent.stores",)
+_TOLD_APART = ("http.client", "smtplib", "urllib3.connection")
+"""Whose connections are seen by what they send."""
+
 _READS = {"GET", "HEAD", "OPTIONS", "TRACE"}
 _OTHERS = {"MAIL", "RUN", "CONNECT"}
 """What is not HTTP."""
-
-_KEY_HEADERS = ("idempoten", "paypal-request-id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +127,22 @@ class _Heard(str):
     __hash__ = str.__hash__
 
     def __eq__(self, event: object) -> bool:
-        _hear(str(self), sys._getframe(1))
+        task = current_task._get_current_object()
+        if task is not None and _watchers:
+            with suppress(Exception):  # what a stranger's object raises must not reach the call that is heard
+                _tell(task, str(self), sys._getframe(1))
         return False
 
 
-# The hook is the dictionary's own method, which compares keys of one hash only: no line of Python runs at any other
-# event. In the midst of sys.settrace(), Python 3.11 takes another thread's call for a second one of the same thread.
-_heard: dict[str, None] = {}
-_watchers: tuple[SeenEffects, ...] = ()
-_changing = threading.Lock()
-_has_hook = False
+_watchers: dict[int, SeenEffects] = {}
+
+
+@cache
+def _listen() -> None:
+    # The hook is the dictionary's own method, which compares keys of one hash only: no line of Python runs at any
+    # other event. In the midst of sys.settrace(), Python 3.11 takes another thread's call for one of the same thread.
+    heard: dict[str, None] = {_Heard(event): None for event in _EVENTS}
+    sys.addaudithook(heard.get)
 
 
 @contextmanager
@@ -136,118 +153,79 @@ def watch_effects(thread: int | None = None) -> Iterator[SeenEffects]:
     idempotency key. What went out without a step or a key, a second attempt repeats. What changes nothing, by its HTTP
     method, is in ``seen.reads``. Only what the thread of a body does is seen; ``thread`` is the one to watch alone.
     """
+    _listen()
     seen = SeenEffects(thread)
-    _watch(lambda: (*_watchers, seen))
+    _watchers[id(seen)] = seen
     try:
         yield seen
     finally:
-        _watch(lambda: tuple(each for each in _watchers if each is not seen))
+        del _watchers[id(seen)]
 
 
-def _watch(change: Callable[[], tuple[SeenEffects, ...]]) -> None:
-    global _watchers, _has_hook
-    with _changing:
-        _watchers = change()
-        if _watchers and not _heard:
-            _heard.update({_Heard(event): None for event in _EVENTS})
-        elif not _watchers:
-            _heard.clear()
-        if not _has_hook:
-            sys.addaudithook(_heard.get)
-            _has_hook = True
+def _tell(task: Task, event: str, frame: FrameType) -> None:
+    """Tell watchers of the nearest line of the package that the task is in, and the nearest step that calls it, if any.
 
-
-def _hear(event: str, frame: FrameType) -> None:
-    task = current_task._get_current_object()
-    if task is None:
+    Nobody is told of what is not sent on behalf of such a line, or by this library's stores.
+    """
+    request = _request(event, frame.f_locals)
+    if request is None:
         return
-    try:
-        request = _EVENTS[event](frame.f_locals)
-        seen = None if request is None else _seen(task, request, frame)
-    except Exception:  # noqa: BLE001 - what a stranger's object raises must not reach the call that is heard
+    method, host, target, has_key = request
+    silent = _SILENT if method != "CONNECT" else (*_SILENT, *_TOLD_APART)
+    frames = [each for each, _ in walk_stack(frame)]
+    modules = [str(each.f_globals.get("__name__")) for each in frames]
+    package = type(task).__module__.partition(".")[0]
+    nearest = next((at for at, each in enumerate(modules) if each.partition(".")[0] == package), None)
+    if nearest is None or any(each.startswith(silent) for each in modules[:nearest]):
         return
-    if seen is not None:
-        for each in _watchers:
-            each.see(seen)
+    place = frames[nearest].f_code.co_filename, frames[nearest].f_lineno
+    step = next((each.f_locals["step"].name for each in frames if each.f_code is attempt._called.__code__), None)
+    for each in [*_watchers.values()]:
+        each.see(SeenEffect(task.name, *place, step, method, host, target, has_key))
 
 
-Request = tuple[str, str, str, bool]
+def _request(event: str, given: Mapping[str, Any]) -> tuple[str, str, str, bool] | None:
+    """The method, host, target and whether there is a key, by the variables of what raised the event.
+
+    That is a line of http/client.py, smtplib.py or subprocess.py, or whatever calls ``connect()`` of a socket.
+    """
+    match event:
+        case "http.client.send" if isinstance(given["data"], bytes | bytearray):
+            return _of_http(given["self"], bytes(given["data"][:_HEAD]))
+        case "smtplib.send" if given["s"][:5].lower() == b"data\r":
+            return "MAIL", str(given["self"]._host), "", False
+        case "subprocess.Popen":
+            return "RUN", os.fsdecode(given["executable"] or given["args"][0]), "", False  # arguments may be secret
+        case "socket.connect":
+            address = next(given[name] for name in ("address", "sa", "sockaddr", "socket_address") if name in given)
+            host = _host(*address[:2]) if isinstance(address, tuple) else os.fsdecode(address)
+            return "CONNECT", host, "", False
+    return None
 
 
-def _of_http(given: Mapping[str, Any]) -> Request | None:
-    connection, data = given["self"], given["data"]
-    if not isinstance(data, bytes | bytearray):
-        return None
-    first, *headers = bytes(data[:_HEAD]).partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
-    if re.fullmatch(r"[A-Z]+ (/|https?://|\*)\S* HTTP/1\.[01]", first) is None:
+def _of_http(connection: Any, data: bytes) -> tuple[str, str, str, bool] | None:
+    head = data.partition(b"\r\n\r\n")[0].decode("latin-1")
+    begun = _BEGINNING.match(head)
+    if begun is None:
         return None  # the body of a request whose head was sent before
-    method, target, _ = first.split(" ")
-    names = [each.partition(":")[0].lower() for each in headers]
-    has_key = any(part in name for name in names for part in _KEY_HEADERS)
+    target = urlsplit(begun["target"])
     if tunnel := getattr(connection, "_tunnel_host", None):
         host = _host(tunnel, connection._tunnel_port)
     else:
-        host = urlsplit(target).netloc.rpartition("@")[2] or _host(connection.host, connection.port)
-    return method, host, _SECRET.sub("...", urlsplit(target).path), has_key
-
-
-def _of_mail(given: Mapping[str, Any]) -> Request | None:
-    data = given["s"]
-    command = data if isinstance(data, bytes) else data.encode()
-    return ("MAIL", str(given["self"]._host), "", False) if command[:5].lower() == b"data\r" else None
-
-
-def _of_program(given: Mapping[str, Any]) -> Request:
-    return "RUN", os.fsdecode(given["executable"] or given["args"][0]), "", False  # arguments may be secret
-
-
-def _of_connection(given: Mapping[str, Any]) -> Request:
-    """By the names that the standard library and drivers give to the address."""
-    address = next(given[name] for name in ("address", "sa", "sockaddr", "socket_address") if name in given)
-    return "CONNECT", _host(*address[:2]) if isinstance(address, tuple) else os.fsdecode(address), "", False
+        host = target.netloc.rpartition("@")[2] or _host(connection.host, connection.port)
+    return begun["method"], host, _SECRET.sub("...", target.path), _KEY_HEADER.search(head) is not None
 
 
 def _host(name: object, port: object) -> str:
     return f"{name}" if port in (80, 443) else f"{name}:{port}"
 
 
-# What raises each event keeps in its variables what it is about: http/client.py, smtplib.py, subprocess.py and the
-# callers of socket.connect().
-_EVENTS: dict[str, Callable[[Mapping[str, Any]], Request | None]] = {
-    "http.client.send": _of_http,
-    "smtplib.send": _of_mail,
-    "subprocess.Popen": _of_program,
-    "socket.connect": _of_connection,
-}
-_TOLD_APART = {"http.client", "smtplib", "urllib3.connection"}
-"""Whose connections are seen by what they send."""
-
-
-def _seen(task: Task, request: Request, frame: FrameType | None) -> SeenEffect | None:
-    """The nearest line of the package that the task is in, and the nearest step that it is called by, if any."""
-    package = type(task).__module__.partition(".")[0]
-    step: str | None = None
-    line: tuple[str, int] | None = None
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__"))
-        if line is None:
-            if module.startswith("celery_idempotent.stores") or (request[0] == "CONNECT" and module in _TOLD_APART):
-                return None
-            line = (frame.f_code.co_filename, frame.f_lineno) if module.partition(".")[0] == package else None
-        if step is None and frame.f_code is attempt._called.__code__:
-            step = frame.f_locals["step"].name
-        frame = frame.f_back
-    if line is None:
-        return None
-    method, host, target, has_key = request
-    return SeenEffect(task.name, *line, step, method, host, target, has_key)
-
-
-_written: dict[tuple[int, str], int] = {}
+_due: dict[tuple[int, str], float] = {}
+"""By store and key, when a note is to be written again."""
 
 
 @contextmanager
-def noting(app: str, open_store: Callable[[], Store]) -> Iterator[None]:
+def noting(app: Celery) -> Iterator[None]:
     """Write what the thread's body sends within the block to the store: each line's effects once an hour, for a day.
 
     Whatever becomes of that, the task is not told.
@@ -258,16 +236,15 @@ def noting(app: str, open_store: Callable[[], Store]) -> Iterator[None]:
         finally:
             try:
                 for each in (*seen, *seen.reads):
-                    _note(each, app, open_store())
+                    _note(each, app.main or "", runtime_of(app).store)
             except Exception as error:  # noqa: BLE001 - nothing of this is the task's
                 say(logger.warning, "effects_not_noted", reason=repr(error))
 
 
 def _note(seen: SeenEffect, app: str, store: Store) -> None:
-    what = json.dumps([app, *seen.alike])
-    key, now = f"{EFFECTS}:{hashlib.sha256(what.encode()).hexdigest()}", store.now()
-    written = _written.get((id(store), key))
-    if (written is None and len(_written) >= _MOST) or (written is not None and now - written < _HOUR):
+    digest = hashlib.sha256(json.dumps([app, *seen.alike]).encode()).hexdigest()
+    key, now = f"{EFFECTS}:{digest}", store.now()
+    if now < _due.get((id(store), key), 0 if len(_due) < _MOST else inf):
         return
     before = store.get(key)
     record = BLANK.but(
@@ -282,15 +259,15 @@ def _note(seen: SeenEffect, app: str, store: Store) -> None:
         content_type="application/json",
         expires_at=(now + _DAY) // 1000,
     )
-    store.swap(record, before.revision if before else None)
-    _written[id(store), key] = now
+    store.swap(record, before and before.revision)
+    _due[id(store), key] = now + _HOUR
 
 
 def noted(store: Store) -> list[SeenEffect]:
     """What workers saw in the last day: what may be repeated first, by task and line."""
-    now = store.now() // 1000
-    found = []
+    now, seen = store.now(), list[SeenEffect]()
     for record in store.scan(task=EFFECTS):
-        with suppress(TypeError, ValueError):  # it is somebody else's, or another version's
-            found += [SeenEffect(**json.loads(record.result or ""))] if (record.expires_at or 0) > now else []
-    return sorted(found, key=lambda seen: (seen.is_read, seen.has_key, seen.task, seen.path, seen.line))
+        if not is_forgotten(record, now):
+            with suppress(TypeError, ValueError):  # it is somebody else's, or another version's
+                seen.append(SeenEffect(**json.loads(record.result or "")))
+    return sorted(seen, key=lambda each: (each.is_read, each.has_key, each.task, each.path, each.line))

@@ -328,12 +328,11 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def _notes(self) -> AbstractContextManager[None]:
         """Around an observed body: notes of its effects, where ``idempotency_watch_effects`` asks for them."""
-        runtime = runtime_of(self.app)
-        if not runtime.watch:
+        if not runtime_of(self.app).watch:
             return nullcontext()
         from celery_idempotent.integration.operating.watching import noting  # who does not watch imports nothing
 
-        return noting(self.app.main or "", lambda: runtime.store)
+        return noting(self.app)
 
     def apply_async(
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *positional: Any, **options: Any
