@@ -259,7 +259,7 @@ def _note(seen: SeenEffect, app: str, store: Store) -> None:
         content_type="application/json",
         expires_at=(now + _DAY) // 1000,
     )
-    store.swap(record, before and before.revision)
+    store.swap(record, before.revision if before else None)
     _due[id(store), key] = now + _HOUR
 
 
