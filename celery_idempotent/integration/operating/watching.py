@@ -46,20 +46,13 @@ _MOST = 1_000
 _SECRET = re.compile(r"[^/]*[:;][^/]*|[^/]{24,}")
 """Parts of a path that may be a token."""
 
-_HEAD = 65_536
-"""Bytes of a request in which its head ends."""
-
-_BEGINNING = re.compile(r"(?P<method>[A-Z]+) (?P<target>(/|https?://|\*)\S*) HTTP/1\.[01](\r|$)")
-_KEY_HEADER = re.compile(r"\n[^:\n]*(idempoten|paypal-request-id)[^:\n]*:", re.IGNORECASE)
+_HEAD = re.compile(rb"([A-Z]+) ((?:/|https?://|\*)\S*) HTTP/1\.[01](\r\n.*?)??\r\n\r\n", re.DOTALL)
+_KEY = re.compile(rb"\n[^:\n]*(idempoten|paypal-request-id)[^:\n]*:", re.IGNORECASE)
 
 _EVENTS = ("http.client.send", "smtplib.send", "subprocess.Popen", "socket.connect")
 _SILENT = ("celery_idempotent.stores",)
 _TOLD_APART = ("http.client", "smtplib", "urllib3.connection")
 """Whose connections are seen by what they send."""
-
-_READS = {"GET", "HEAD", "OPTIONS", "TRACE"}
-_OTHERS = {"MAIL", "RUN", "CONNECT"}
-"""What is not HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,7 @@ class SeenEffect:
     #: Of HTTP; ``MAIL``; ``RUN`` for a program; ``CONNECT`` where nobody can see what is sent.
     method: str
     host: str
-    #: The path of a request, without its query.
+    #: The path of a request of HTTP, without its query.
     target: str
     #: Whether a header carried an idempotency key.
     has_key: bool
@@ -82,7 +75,7 @@ class SeenEffect:
     @property
     def is_read(self) -> bool:
         """Whether it changes nothing, as far as HTTP promises."""
-        return self.method in _READS
+        return self.method in {"GET", "HEAD", "OPTIONS", "TRACE"}
 
     @property
     def alike(self) -> tuple[object, ...]:
@@ -91,7 +84,7 @@ class SeenEffect:
 
     def __str__(self) -> str:
         place = f"in step {self.step!r}" if self.step else "outside any step"
-        if self.method not in _OTHERS:
+        if self.target:  # of HTTP
             place += " and " + ("with an idempotency key" if self.has_key else "without Idempotency-Key")
         return f"{self.task}, {shown(self.path)}:{self.line}: {self.method} {self.host}{self.target} {place}"
 
@@ -191,7 +184,7 @@ def _request(event: str, given: Mapping[str, Any]) -> tuple[str, str, str, bool]
     """
     match event:
         case "http.client.send" if isinstance(given["data"], bytes | bytearray):
-            return _of_http(given["self"], bytes(given["data"][:_HEAD]))
+            return _of_http(given["self"], given["data"])
         case "smtplib.send" if given["s"][:5].lower() == b"data\r":
             return "MAIL", str(given["self"]._host), "", False
         case "subprocess.Popen":
@@ -203,17 +196,16 @@ def _request(event: str, given: Mapping[str, Any]) -> tuple[str, str, str, bool]
     return None
 
 
-def _of_http(connection: Any, data: bytes) -> tuple[str, str, str, bool] | None:
-    head = data.partition(b"\r\n\r\n")[0].decode("latin-1")
-    begun = _BEGINNING.match(head)
-    if begun is None:
+def _of_http(connection: Any, data: bytes | bytearray) -> tuple[str, str, str, bool] | None:
+    head = _HEAD.match(data)
+    if head is None:
         return None  # the body of a request whose head was sent before
-    target = urlsplit(begun["target"])
+    method, target = head[1].decode(), urlsplit(head[2].decode("latin-1"))
     if tunnel := getattr(connection, "_tunnel_host", None):
         host = _host(tunnel, connection._tunnel_port)
     else:
         host = target.netloc.rpartition("@")[2] or _host(connection.host, connection.port)
-    return begun["method"], host, _SECRET.sub("...", target.path), _KEY_HEADER.search(head) is not None
+    return method, host, _SECRET.sub("...", target.path) or "/", _KEY.search(head[3] or b"") is not None
 
 
 def _host(name: object, port: object) -> str:
