@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import product
 from os.path import relpath
 from types import FunctionType, ModuleType
 from typing import Any
@@ -23,7 +24,7 @@ _VOLATILE = re.compile(  # what is another value in another call or attempt; a t
     r"attempt\.(?:number|fencing_token))"
 )
 _Names = dict[str, str]
-_Selectors = dict[tuple[int, str], dict[str, str]]  # by line and name of a function: by option, the task
+_Selectors = dict[tuple[str, int, str], dict[str, str]]  # by module, line and name of a function: by option, the task
 
 
 class ModuleSource:
@@ -57,7 +58,7 @@ class ModuleSource:
 
     def _enter(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, name: str) -> None:
         line = min(each.lineno for each in [node, *getattr(node, "decorator_list", [])])
-        for option, task in self._selectors.get((line, name), {}).items():
+        for option, task in self._selectors.get((self._module, line, name), {}).items():
             text = f"in {option}= makes a duplicate {'run again' if option == 'key' else 'raise KeyReused'}; compute it"
             self._look(ast.iter_child_nodes(node), f"{text} from the arguments alone", task, is_exact=True)
         self._owner = self._tasks.get(f"{self._within}.{name}", self._owner or name)
@@ -122,11 +123,10 @@ class ModuleSource:
                 return {name: f"{self._within}.{name}"}
             case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
                 return {name: "attempt" if name == "attempt" else ""}
-            case ast.Assign(targets=targets, value=value):
-                set_here = [each.id for each in targets if isinstance(each, ast.Name)]
-                return {each: self._path(value) or self._names[each] for each in set_here}
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                return {name: self._path(value) or self._names[name]}
+            case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [each.id for each in targets if isinstance(each, ast.Name)]
+                return {each: self._path(value) or self._names[each] for each in names}
         return {}
 
 
@@ -138,18 +138,16 @@ def findings(app: Celery) -> list[str]:
     names |= dict(zip(tasks, tasks, strict=True))
     policies = {name: each.idempotency_policy for name, each in tasks.items() if is_protected(each)}
     whole = {name for name, policy in policies.items() if policy.key == WHOLE_CALL}
-    selectors: dict[str, _Selectors] = {}
-    for name, option in [(name, option) for name in policies for option in ("key", "fingerprint")]:
+    selectors: _Selectors = {}
+    for name, option in product(policies, ("key", "fingerprint")):
         function = inspect.unwrap(getattr(policies[name], option))
         if code := getattr(function, "__code__", None):
-            of_module = selectors.setdefault(function.__module__, {})
-            of_module.setdefault((code.co_firstlineno, code.co_name), {})[option] = name
+            selectors.setdefault((function.__module__, code.co_firstlineno, code.co_name), {})[option] = name
     found: set[tuple[str, int, str]] = set()
-    for name in {each.__module__ for each in bodies.values()} | selectors.keys():
+    for name in {each.__module__ for each in bodies.values()} | {module for module, _, _ in selectors}:
         with suppress(KeyError, OSError, RecursionError, SyntaxError, TypeError, ValueError):  # there is no source
-            module = sys.modules[name]
-            about = module.__package__ or "", names, whole, dict(_live(module)), selectors.get(name, {})
-            source = ModuleSource(inspect.getsource(module), name, *about)
+            module, text = sys.modules[name], inspect.getsource(sys.modules[name])
+            source = ModuleSource(text, name, module.__package__ or "", names, whole, dict(_live(module)), selectors)
             found |= {(relpath(inspect.getfile(module)), *each) for each in source.findings}
     return [f"{file}:{line}: {text}" for file, line, text in sorted(found)]
 
