@@ -103,16 +103,11 @@ def explicit_key(given: Mapping[str, Any], task: str) -> str | None:
 
 
 def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) -> None:
-    for name in options:
-        if name != KEY_HEADER and str(name).lower().startswith("idempot"):
-            raise _unknown(name, task)
-    for name in headers:
-        if name != KEY_HEADER and str(name).lower().replace("-", "_") == KEY_HEADER:
-            raise _unknown(name, task)
-
-
-def _unknown(name: object, task: str) -> OptionUnknown:
-    return OptionUnknown(str(name), "...", f"{task}: unknown option; there is idempotency_key='...'")
+    alike = [each for each in map(str, options) if each.lower().startswith("idempot")]
+    alike += [each for each in map(str, headers) if each.lower().replace("-", "_") == KEY_HEADER]
+    for name in alike:
+        if name != KEY_HEADER:
+            raise OptionUnknown(name, "...", f"{task}: unknown option; there is idempotency_key='...'")
 
 
 def _refuse_shared_key(task: Task) -> None:

@@ -64,12 +64,10 @@ def refuse_control_flow(policy: Policy) -> None:
     """Refuse a policy that takes Celery's control flow for an outcome."""
     for each in policy.remember:
         if issubclass(each, CONTROL_FLOW.steering):
-            is_retry = issubclass(each, Retry)
-            meaning = "says that running again is right, so it always gives the claim back" if is_retry else _NO_OUTCOME
+            meaning = "ends a delivery without an outcome"
+            if issubclass(each, Retry):
+                meaning = "says that running again is right, so it always gives the claim back"
             raise PolicyError("remember", repr(policy.remember), f"{each.__name__} {meaning}; leave it out")
-
-
-_NO_OUTCOME = "ends a delivery without an outcome"
 
 
 class OptionUnknown(PolicyError):

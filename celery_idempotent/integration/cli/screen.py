@@ -118,10 +118,7 @@ def counted(label: str, items: Iterable[T], *, total: int | None = None) -> Iter
     with Progress(
         SpinnerColumn(), TextColumn(label), *shown, console=_console(stderr=True), transient=True
     ) as progress:
-        task = progress.add_task(label, total=total)
-        for each in items:
-            yield each
-            progress.advance(task)
+        yield from progress.track(items, total=total, description=label)
 
 
 def _console(*, stderr: bool = False) -> "Console":
