@@ -125,8 +125,8 @@ class ModuleSource:
                 return {name: "attempt" if name == "attempt" else ""}
             case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = [each.id for each in targets if isinstance(each, ast.Name)]
-                return {each: self._path(value) or self._names[each] for each in names}
+                set_here = [each.id for each in targets if isinstance(each, ast.Name)]
+                return {each: self._path(value) or self._names[each] for each in set_here}
         return {}
 
 
