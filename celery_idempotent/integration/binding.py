@@ -212,10 +212,7 @@ def is_a_frame_around(body: Any) -> bool:
 
 
 def body_signature(cls: type[Task]) -> inspect.Signature:
-    """The signature of the task's body as callers see it, without ``self``.
-
-    That of the outermost wrapper that names its arguments; one that takes whatever comes passes it on.
-    """
+    """The signature of the task's body as callers see it: of the outermost wrapper that names its arguments."""
     body = cls.run
     while hasattr(body, "__wrapped__"):
         try:
@@ -242,10 +239,7 @@ def check_policy(policy: Policy, signature: inspect.Signature) -> None:
 
 
 def warn_about_delivery(cls: type[Task], app: Celery) -> None:
-    """Warn where Celery's or the broker's settings make the promise weaker than it looks.
-
-    At the line where the author wrote the body: binding happens anywhere, and often long after.
-    """
+    """Warn where settings make the promise weaker than it looks, at the line of the body: binding happens anywhere."""
     problems = problems_of_delivery(cls, app)
     told = vars(cls).get("_told", frozenset())
     cls._told = told | {each.text for each in problems}  # Celery binds a task more than once

@@ -33,10 +33,8 @@ def whole_headers(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unnested(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The headers with those that are nested among them.
-
-    Of ours, a tracer's dict may hold those of an earlier message; of a trace, it holds the latest.
-    """
+    """The headers with those that are nested among them."""
+    # Of ours, a tracer's dict may hold those of an earlier message; of a trace, it holds the latest.
     beside = {name: each for name, each in headers.items() if name != "headers"}
     nested = headers["headers"]
     if not isinstance(nested, Mapping):

@@ -28,10 +28,7 @@ _ANSWERED = {EventName.REPLAYED, EventName.KEY_REUSED, EventName.OUTCOME_UNKNOWN
 def report(
     task: Any, task_id: str | None, event: Event, *, observed: bool, headers: Mapping[str, Any] | None = None
 ) -> None:
-    """Log ``event``, and send its signal: of ``task`` if anybody knows it, ``observed`` if it only would have happened.
-
-    ``task_id`` and ``headers`` are those of the delivery, if there is one.
-    """
+    """Log ``event`` of a delivery, if there is one, and send its signal; ``observed``: it only would have happened."""
     level = logging.DEBUG if event.is_one_of_many else event.name.level
     if level == logging.ERROR and isinstance(task, Task) and not observed:
         level = logging.WARNING  # what a delivery raises Celery logs as an error: one alarm is enough

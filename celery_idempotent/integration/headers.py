@@ -43,11 +43,8 @@ HEADERS = (KEY_HEADER, IDENTITY_HEADER, CONFLICTS_HEADER, OUTAGES_HEADER, DELIVE
 
 
 def is_awaited(options: Mapping[str, Any]) -> bool:
-    """Whether dropping this very message would lose what waits for it: something of canvas, or a frozen signature.
-
-    Celery writes ``reply_to`` into the options of a signature when it freezes it, such as the last of a chain, or the
-    body of a chord.
-    """
+    """Whether dropping this very message would lose what waits for it: something of canvas, or a frozen signature."""
+    # Celery freezes signatures with a ``reply_to``, such as the last of a chain, or the body of a chord.
     waiting = ("link", "link_error", "chord", "chain", "group_id")
     return "reply_to" in options or any(options.get(each) for each in waiting)
 
@@ -148,10 +145,7 @@ def wire_form(task: Task, args: Any, kwargs: Any, serializer: str | None = None)
 
 
 def headers_of(request: Context, task: str) -> Mapping[str, Any]:
-    """The headers of a delivery, with a key that was given to ``send_task``: Celery makes it a property.
-
-    A publisher that nobody could tell may have misspelt it; that is refused here.
-    """
+    """The headers of a delivery, with a key that was given to ``send_task``; one that it misspelt is refused here."""
     headers, properties = request.headers or {}, request.properties or {}
     _refuse_misspelt(properties, headers, task)
     if KEY_HEADER in properties and KEY_HEADER not in headers:

@@ -78,14 +78,12 @@ class OptionUnknown(PolicyError):
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """What matters of the broker here.
-
-    ``driver`` is kombu's name of the transport's, such as ``"sqs"``. ``visibility_timeout`` is seconds; None where the
-    broker has none.
-    """
+    """What matters of the broker here."""
 
     driver: str
+    """kombu's name of the transport's, such as ``"sqs"``."""
     visibility_timeout: float | None
+    """Seconds; None where the broker has none."""
 
     @property
     def is_sqs(self) -> bool:
@@ -161,11 +159,7 @@ class Runtime:
         return opened
 
     def around(self, store: Store) -> Store:
-        """``store`` with what ``idempotency_large_results`` and ``idempotency_cipher`` have put around it.
-
-        Raises:
-            PolicyError: A setting cannot be used, or the package for it is not installed.
-        """
+        """``store`` with what two settings put around it; ``PolicyError`` where one of them cannot be used."""
         large, cipher = self._app.conf.get("idempotency_large_results"), cipher_of(self._app)
         if large is not None:
             store = cast(Store, Offloading(store, open_large_results(large)))  # encrypted is what is kept there, too

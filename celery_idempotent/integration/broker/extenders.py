@@ -132,10 +132,7 @@ class SqsExtender:
         """SQS does so by itself."""
 
     def _client(self, queue: str) -> Any:
-        """As kombu's for this queue, credentials and renewed tokens included, but with short timeouts.
-
-        A request that hangs for botocore's minute would take a short visibility timeout with it.
-        """
+        """As kombu's for this queue, renewed tokens included, but with timeouts that a visibility timeout survives."""
         predefined = self._channel.predefined_queues
         name = next((name for name, each in predefined.items() if each.get("url") == queue), None)
         client = self._channel.sqs(queue=name)
@@ -160,11 +157,7 @@ Extender = RedisExtender | SqsExtender
 
 
 def extender_of(driver: str, channel: Any) -> Extender | None:
-    """What extends messages of a consumer's channel; None where the broker does not take them back by itself.
-
-    Raises:
-        Missing: kombu is not what it was.
-    """
+    """What extends messages of a channel; None where the broker takes none back; :class:`Missing` by another kombu."""
     if driver == "redis":
         require(channel, "ack_emulation")
         return RedisExtender(channel) if channel.ack_emulation else None

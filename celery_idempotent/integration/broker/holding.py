@@ -84,10 +84,7 @@ class HeldMessage:
 
 
 def due(messages: Iterable[HeldMessage], visibility: float, now: float, size: int) -> Sequence[HeldMessage]:
-    """What to extend now, the oldest first; where that leaves room in a request of ``size``, what is soon due, too.
-
-    A request costs the same with one message in it as with ten.
-    """
+    """What to extend now, the oldest first; where that leaves room in a request of ``size``, what is soon due, too."""
     every = visibility / _SHARE
     oldest_first = sorted(messages, key=lambda each: each.extended)
     requests = -(-sum(now - each.extended >= every for each in oldest_first) // size)

@@ -227,10 +227,7 @@ def _step(plain: Any) -> dict[str, Any]:
 
 
 def _decoded(data: str | bytes | None, content_type: str | None) -> Any:
-    """The value of JSON; of other formats, which can run code when they are read, how many bytes there are.
-
-    Of a result that is an object, where that is.
-    """
+    """The value of JSON, or where it is kept; of other formats, which can run code, how many bytes there are."""
     if data is None:
         return None
     pointer = pointer_in(Encoded(data, content_type or ""))
@@ -248,10 +245,7 @@ _SHOWN = ("status", "key", "label", "task", "task_id", "worker", "attempts", "cr
 
 
 def print_record(record: Record, now: int, policy: Policy, *, is_whole: bool = False) -> None:
-    """Print what a person looks at before a verdict: what it is, and what to ask the receiver for; or all of it.
-
-    Of the result only its size, or where it is.
-    """
+    """Print what a person looks at before a verdict, or all of it; of the result only its size, or where it is."""
     facts = _facts(record, now)
     rows = [(name, facts[name]) for name in _SHOWN if facts[name]]
     for name in names_of_effects(record, policy):

@@ -107,11 +107,8 @@ def _fields(app: Celery, message: OutboxMessage) -> dict[str, Any]:
 
 
 def _is_of_the_broker(app: Celery, error: Exception) -> bool:
-    """Whether every other message would meet ``error`` as well.
-
-    As ``OperationalError`` kombu reports whatever its transport counts among the errors of a connection, and some that
-    are about one queue or one message.
-    """
+    """Whether every other message would meet ``error`` as well."""
+    # So kombu reports whatever its transport counts among the errors of a connection, and some of one queue or message.
     if not isinstance(error, OperationalError):
         return False
     cause, connection = error.__cause__, app.connection_for_write()
@@ -207,9 +204,6 @@ class Relay(Periodic):
 
     def include_if(self, parent: Any) -> bool:
         return bool(self.every(parent.app)) and isinstance(runtime_of(parent.app).store, Outbox)
-
-    def every(self, app: Celery) -> float:
-        return runtime_of(app).relay_every / 1000
 
     def look(self, app: Celery) -> bool:
         published = relay(app)

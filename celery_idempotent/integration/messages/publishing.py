@@ -41,10 +41,7 @@ def publish_once(
     """``publish`` the message, or give the result of the one that was sent before.
 
     ``publish`` is Celery's ``apply_async``, or that of another base; what it raises is raised, and nothing is recorded.
-    The options have an explicit key in their headers.
-
-    Raises:
-        PolicyError: The app has no usable store.
+    The options have an explicit key in their headers. Raises ``PolicyError`` if the app has no usable store.
     """
     send = partial(publish, args, kwargs, task_id=task_id, **options)
     # A retry or a postponed delivery continues an operation; and in eager mode it runs at once.

@@ -106,19 +106,13 @@ def size(result: str | bytes | None) -> int:
 
 
 def beginning(key: str) -> str:
-    """As much of a key as names it, to be copied: up to the beginning of its hash, or all of a key that has none.
-
-    Not the hash alone: two tasks have the same for the same value.
-    """
+    """As much of a key as names it: its task, as two have one hash for one value, and the beginning of its hash."""
     identity = key.rpartition(":")[2]
     return key[: _DIGITS - len(identity)] if len(identity) >= 64 else key
 
 
 def outcome(result: str | bytes, content_type: str | None) -> str:
-    """An encoded outcome: JSON indented; of anything else only its type, as decoding it could run code.
-
-    Of one that is an object, where that is; it is not read for it.
-    """
+    """An encoded outcome: JSON indented, or where it is kept; of anything else, which could run code, only its type."""
     pointer = pointer_in(Encoded(result, content_type or ""))
     if pointer:
         kept = f"{pointer.size} bytes of {pointer.content_type}, SHA-256 {pointer.sha256}"

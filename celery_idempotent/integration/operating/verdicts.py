@@ -149,10 +149,9 @@ class Judged(NamedTuple):
 
 
 def judge_each(action: Action, records: Iterable[Record], **proof: Any) -> Iterator[Judged]:
-    """Judge each of many records as the person saw them, one by one; ``proof`` is what :func:`judge` takes, too.
+    """Judge each of many records as the person saw them; ``proof`` is what :func:`judge` takes, too.
 
-    Raises:
-        StoreUnavailable: No certain answer about one of them; those before it are judged, those after it are not.
+    After ``StoreUnavailable`` nothing is certain about one of them; those before it are judged, those after it are not.
     """
     for seen in records:
         try:

@@ -95,10 +95,7 @@ def shown(path: str) -> str:
 
 
 class SeenEffects(list[SeenEffect]):
-    """What was seen, once per line. What only reads is in :attr:`reads`.
-
-    ``thread`` is the one whose bodies count; None for all.
-    """
+    """What was seen, once per line; what only reads is in :attr:`reads`."""
 
     def __init__(self, thread: int | None = None) -> None:
         super().__init__()
@@ -156,10 +153,7 @@ def watch_effects(thread: int | None = None) -> Iterator[SeenEffects]:
 
 
 def _tell(task: Task, event: str, frame: FrameType) -> None:
-    """Tell watchers of the nearest line of the package that the task is in, and the nearest step that calls it, if any.
-
-    Nobody is told of what is not sent on behalf of such a line, or by this library's stores.
-    """
+    """Tell watchers what the nearest line of the task's package sent, unless it was by way of this library's stores."""
     request = _request(event, frame.f_locals)
     if request is None:
         return
@@ -178,10 +172,7 @@ def _tell(task: Task, event: str, frame: FrameType) -> None:
 
 
 def _request(event: str, given: Mapping[str, Any]) -> tuple[str, str, str, bool] | None:
-    """The method, host, target and whether there is a key, by the variables of what raised the event.
-
-    That is a line of http/client.py, smtplib.py or subprocess.py, or whatever calls ``connect()`` of a socket.
-    """
+    """The method, host, target and whether there is a key, by the variables of the function that raised the event."""
     match event:
         case "http.client.send" if isinstance(given["data"], bytes | bytearray):
             return _of_http(given["self"], given["data"])
@@ -218,10 +209,7 @@ _due: dict[tuple[int, str], float] = {}
 
 @contextmanager
 def noting(app: Celery) -> Iterator[None]:
-    """Write what the thread's body sends within the block to the store: each line's effects once an hour, for a day.
-
-    Whatever becomes of that, the task is not told.
-    """
+    """Note in the store what the thread's body sends within the block: each line's effects once an hour, for a day."""
     with watch_effects(threading.get_ident()) as seen:
         try:
             yield

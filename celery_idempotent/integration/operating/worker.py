@@ -134,7 +134,7 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     requires = ("celery.worker.components:Pool", StoreCheck)
 
     work: ClassVar[str]
-    """What it does, in the name of its thread and of its events."""
+    """What it does, in the names of its thread, its events and its setting."""
 
     longest_pause: ClassVar[float] = 0.0
     """Seconds between two looks at most, to which the pause grows while there is nothing to do."""
@@ -145,9 +145,9 @@ class Periodic(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         self._thread: threading.Thread | None = None
         super().__init__(parent, **kwargs)
 
-    @abstractmethod
     def every(self, app: Celery) -> float:
         """Seconds between two looks; 0: none."""
+        return float(getattr(runtime_of(app), f"{self.work}_every")) / 1000
 
     def first_pause(self, every: float) -> float:
         """Seconds before the first look."""
@@ -223,9 +223,6 @@ class Purge(Periodic):
         runtime = runtime_of(parent.app)
         ages = runtime.purge_released, runtime.purge_abandoned
         return bool(self.every(parent.app)) and (isinstance(runtime.store, PurgeableStore) or any(ages))
-
-    def every(self, app: Celery) -> float:
-        return runtime_of(app).purge_every / 1000
 
     def first_pause(self, every: float) -> float:
         return random.uniform(0, every)  # noqa: S311 - workers that start together must not all begin together

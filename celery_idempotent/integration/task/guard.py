@@ -36,11 +36,7 @@ from celery_idempotent.protocol.store import Store
 
 
 def place_of(store: str | Store | None, app: Celery | None) -> Callable[[], Runtime]:
-    """Tells the settings of what an author named by ``store`` or ``app``; by neither, of the current app, when asked.
-
-    Raises:
-        PolicyError: Both are given, or something that is no app.
-    """
+    """Tells the settings by the ``store`` or ``app`` that an author named; by neither, those of the current app."""
     if app is not None and not isinstance(app, Celery):
         raise PolicyError("app", repr(app), "must be a Celery app")
     if store is None:
@@ -119,13 +115,7 @@ class Guard:
     def identity(
         self, signature: CallSignature, args: Iterable[Any], kwargs: Mapping[str, Any], *, explicit: str | None = None
     ) -> Identity:
-        """The identity of a call.
-
-        Raises:
-            KeyMissing: The call has no key.
-            PolicyError: An argument has no canonical form.
-            TypeError: The arguments do not fit the signature.
-        """
+        """The identity of a call; raises as ``idempotency_key_for`` of a task does."""
         policy = self.policy
         return identify(
             self.where().scope_of(policy, self.name),
