@@ -45,6 +45,7 @@ myst_enable_extensions = ["html_image"]
 # A link without a scheme that leads nowhere is an error, and none looks for its target on the net.
 myst_url_schemes = ["https", "http", "mailto"]
 
+autodoc_default_options = {"no-value": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
