@@ -69,6 +69,11 @@ def _logfmt(value: object) -> str:
     return f'"{escaped}"'
 
 
+def not_installed(error: ModuleNotFoundError, extra: str | None) -> str:
+    """What to do where an optional package is missing."""
+    return f'{error.name} is not installed; run: pip install "celery-idempotent[{extra}]"'
+
+
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*", re.IGNORECASE | re.ASCII)
 
 

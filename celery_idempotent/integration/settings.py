@@ -18,7 +18,7 @@ from kombu.serialization import prepare_accept_content, registry
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.delivery import ControlFlow
 from celery_idempotent.errors import IdempotencyError, PolicyError, SafeToRetry
-from celery_idempotent.printable import scheme_of
+from celery_idempotent.printable import not_installed, scheme_of
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import is_duration, milliseconds
 from celery_idempotent.protocol.policy import Policy
@@ -268,9 +268,7 @@ def cipher_of(app: Celery) -> Cipher | None:
     try:
         from celery_idempotent.stores.keyring import KeyRing
     except ModuleNotFoundError as error:
-        raise PolicyError(
-            "idempotency_cipher", "...", f'{error.name} is not installed; run: pip install "celery-idempotent[cipher]"'
-        ) from error
+        raise PolicyError("idempotency_cipher", "...", not_installed(error, "cipher")) from error
     return KeyRing(setting)
 
 

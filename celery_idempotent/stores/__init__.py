@@ -8,7 +8,7 @@ from traceback import extract_tb
 from typing import TypeVar, cast
 
 from celery_idempotent.errors import IdempotencyError, PolicyError, StoreMisconfigured
-from celery_idempotent.printable import say, scheme_of
+from celery_idempotent.printable import not_installed, say, scheme_of
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import (
     CommittingStore,
@@ -84,31 +84,27 @@ def open_store(url: str | Store) -> Store:
     scheme = url.partition(":")[0].lower()
     built_in = _BUILT_IN.get(scheme) or _SQL.get(scheme.partition("+")[0])
     if scheme in _BUILT_IN and scheme not in _SQL and not url.partition(":")[2].startswith("//"):  # SQL says so itself
-        raise PolicyError(
-            "idempotency_store", scheme_of(url), f"behind the scheme a URL has ://, so write {scheme}://..."
-        )
+        raise _unusable(url, f"behind the scheme a URL has ://, so write {scheme}://...")
     if built_in:
         return _open_built_in(url, *built_in)
     registered = {each.name: each for each in entry_points(group="celery_idempotent.stores")}
     if scheme in registered:
         return _open_registered(url, registered[scheme])
     if scheme.partition("+")[0] == "postgres":
-        raise PolicyError(
-            "idempotency_store", scheme_of(url), "the scheme is called postgresql: write postgresql://..."
-        )
+        raise _unusable(url, "the scheme is called postgresql: write postgresql://...")
     known = ", ".join(sorted({*_BUILT_IN, *registered}))
-    raise PolicyError("idempotency_store", scheme_of(url), f"no store has this scheme; known schemes: {known}")
+    raise _unusable(url, f"no store has this scheme; known schemes: {known}")
+
+
+def _unusable(url: str, remedy: str) -> PolicyError:
+    return PolicyError("idempotency_store", scheme_of(url), remedy)
 
 
 def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store:
     try:
         store = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        raise PolicyError(
-            "idempotency_store",
-            scheme_of(url),
-            f'{error.name} is not installed; run: pip install "celery-idempotent[{extra}]"',
-        ) from error
+        raise _unusable(url, not_installed(error, extra)) from error
     return cast(Store, store.from_url(url))
 
 
@@ -116,7 +112,7 @@ def _open_registered(url: str, entry_point: EntryPoint) -> Store:
     def unusable(why: str) -> PolicyError:
         package = entry_point.dist.name if entry_point.dist else "its package"
         registration = f"entry point {entry_point.name} = {entry_point.value} of {package}"
-        return PolicyError("idempotency_store", scheme_of(url), f"{registration}: {why}")
+        return _unusable(url, f"{registration}: {why}")
 
     try:
         opener = entry_point.load()

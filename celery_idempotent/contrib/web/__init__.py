@@ -13,6 +13,7 @@ import click
 from celery import Celery
 
 from celery_idempotent.errors import IdempotencyError, PolicyError
+from celery_idempotent.printable import not_installed
 from celery_idempotent.troubleshooting import with_link
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ def create_app(app: Celery, *, token: str, write: bool = False) -> "ASGIApp":
 
 
 def _not_installed(error: ModuleNotFoundError) -> str:
-    missing = f'{error.name} is not installed; run: pip install "celery-idempotent[web]"'
-    return with_link(missing, "errors#package-missing")
+    return with_link(not_installed(error, "web"), "errors#package-missing")
 
 
 @click.command()

@@ -22,7 +22,7 @@ from celery_idempotent.integration.events import SIGNALS
 from celery_idempotent.integration.messages import outbox
 from celery_idempotent.integration.operating.display import duration, iso
 from celery_idempotent.integration.operating.worker import policies_of
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import not_installed, one_line
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Outbox, PurgeableStore, RecordTooLarge, Store, VerifiableStore
@@ -184,8 +184,7 @@ def ddl(call: Invocation, dialect: str | None) -> None:
         from celery_idempotent.stores.sql import SQLStore
         from celery_idempotent.stores.sql.schema import ddl as statements_for
     except ModuleNotFoundError as error:
-        missing = f'{error.name} is not installed; run: pip install "celery-idempotent[sql]"'
-        raise click.ClickException(missing) from error
+        raise click.ClickException(not_installed(error, "sql")) from error
     store = innermost(call.runtime.store) if call.app.conf.get("idempotency_store") else None
     tables, whose = [], "idempotency_store, where it names no others"
     if isinstance(store, SQLStore):

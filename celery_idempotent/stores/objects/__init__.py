@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.printable import scheme_of
+from celery_idempotent.printable import not_installed, scheme_of
 
 __all__ = ["LargeResults", "ObjectMissing", "ObjectStore", "open_large_results"]
 
@@ -175,9 +175,7 @@ def _opened(url: str, address: Address) -> ObjectStore:
         try:
             opener: Callable[[Any], Any] = getattr(import_module(module), name).at
         except ModuleNotFoundError as error:
-            raise _unusable(
-                url, f'{error.name} is not installed; run: pip install "celery-idempotent[{extra}]"'
-            ) from error
+            raise _unusable(url, not_installed(error, extra)) from error
         return cast(ObjectStore, opener(address))
     registered = {each.name: each for each in entry_points(group=_GROUP)}
     if address.scheme not in registered:
