@@ -19,6 +19,7 @@ from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.codec import describe
+from celery_idempotent.protocol.store import Store
 
 
 @command(
@@ -60,21 +61,11 @@ def check(call: Invocation, strict: bool, timeout: float) -> None:
             tasks = [_facts(app, each) for _, each in sorted(app.tasks.items()) if not is_builtin(type(each))]
     of_tasks = [one_line(f"{task['name']}: {each}") for task in tasks for each in task["warnings"]]
     warned = [*dict.fromkeys([*call.warned, *of_tasks])]
-    if call.as_json:
-        problems = [{"level": "error", "text": each} for each in errors]
-        problems += [{"level": "warning", "text": each} for each in warned]
-        name = "" if store is None else repr(store)
-        call.answer({"store": name, "broker": broker, "tasks": tasks, "problems": problems, "advice": advice})
-    elif not errors:
-        way = getattr(store, "way", "")  # of a store that has more than one
-        click.echo(f"{store!r} answers and can be used{f' {way}' if way else ''}")
-        for note in getattr(store, "notes", ()):
-            click.echo(one_line(note))
-        click.echo(f"{broker} answers")
-        for task in tasks:
-            promise = task["guarantee"] if task["policy"] is not None else f"{task['name']}: {task['guarantee']}"
-            first, *rest = map(one_line, promise.splitlines())
-            click.echo("\n".join([f"{'protected' if task['protected'] else 'NOT protected'}: {first}", *rest]))
+    problems = [{"level": "error", "text": each} for each in errors]
+    problems += [{"level": "warning", "text": each} for each in warned]
+    told = {"store": "" if store is None else repr(store), "broker": broker, "tasks": tasks}
+    lines = [] if errors else map(one_line, _lines(store, broker, tasks))
+    call.answer({**told, "problems": problems, "advice": advice}, *lines)
     if not call.as_json:
         for hint in advice:
             advise(hint)
@@ -84,18 +75,25 @@ def check(call: Invocation, strict: bool, timeout: float) -> None:
         call.context.exit(1)
 
 
+def _lines(store: Store | None, broker: str, tasks: list[dict[str, Any]]) -> Iterator[str]:
+    way = getattr(store, "way", "")  # of a store that has more than one
+    yield f"{store!r} answers and can be used{f' {way}' if way else ''}"
+    yield from getattr(store, "notes", ())
+    yield f"{broker} answers"
+    for task in tasks:
+        promise = task["guarantee"] if task["policy"] is not None else f"{task['name']}: {task['guarantee']}"
+        yield from f"{'protected' if task['protected'] else 'NOT protected'}: {promise}".splitlines()
+
+
 def _facts(app: Celery, task: Any) -> dict[str, Any]:
     """Whether the task's duplicates are suppressed, its policy by option, what it promises, and what weakens that."""
-    if not is_idempotent(task):
-        promise = "nothing is promised: it is not an IdempotentTask"
-        return {"name": task.name, "protected": False, "policy": None, "guarantee": promise, "warnings": []}
-    policy = task.idempotency_policy
+    policy = task.idempotency_policy if is_idempotent(task) else None
     return {
         "name": task.name,
         "protected": is_enforced(task),
-        "policy": {each.name: getattr(policy, each.name) for each in fields(policy)},
-        "guarantee": task.guarantee(),
-        "warnings": [str(each) for each in problems_of_delivery(type(task), app)],
+        "policy": policy and {each.name: getattr(policy, each.name) for each in fields(policy)},
+        "guarantee": task.guarantee() if policy else "nothing is promised: it is not an IdempotentTask",
+        "warnings": [str(each) for each in problems_of_delivery(type(task), app)] if policy else [],
     }
 
 

@@ -110,9 +110,7 @@ class _Caller:
 
     def _called(self) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            pause_after = self._pauses()
-            identity = partial(self._gate.identity, self._signature, args[self._first :], kwargs)
-            body = partial(self._function, *args, **kwargs)
+            identity, body, pause_after = self._asked(args, kwargs)
             while isinstance(found := self._gate.call(identity, body), Conflict):
                 clock.sleep(pause_after(found))
             return found.value
@@ -123,17 +121,16 @@ class _Caller:
         import asyncio  # a process without an event loop imports none
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            pause_after = self._pauses()
-            identity = partial(self._gate.identity, self._signature, args[self._first :], kwargs)
-            body = partial(self._function, *args, **kwargs)
+            identity, body, pause_after = self._asked(args, kwargs)
             while isinstance(found := await self._gate.call_on_loop(identity, body), Conflict):
                 await asyncio.sleep(pause_after(found))
             return found.value
 
         return call
 
-    def _pauses(self) -> Callable[[Conflict], float]:
-        """Tells seconds until to ask again; raises ``InFlight`` when the wait for another's body is over."""
+    def _asked(self, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., float]]:
+        """A call's identity and body; and after a conflict, the seconds until to ask again, or ``InFlight``."""
+        identity = partial(self._gate.identity, self._signature, args[self._first :], kwargs)
         until, conflicts = clock.monotonic() + self._wait, count()
 
         def pause_after(conflict: Conflict) -> float:
@@ -142,7 +139,7 @@ class _Caller:
                 raise conflict.error
             return min(self._gate.pause_after(conflict, next(conflicts)), left)
 
-        return pause_after
+        return identity, partial(self._function, *args, **kwargs), pause_after
 
 
 def refuse_what_is_no_function(function: Any) -> None:
