@@ -190,12 +190,12 @@ def _facts(record: Record, now: int, policy: Policy | None = None) -> dict[str, 
     """What programs are told of a record in a list; with its policy, all that is recorded. Only JSON is decoded."""
     verdict = dict(record.verdict)
     verdict |= {name: iso(verdict[name]) for name in ("at", "kept_until", "counts_until") if name in verdict}
-    names = ("key", "label", "task", "task_id", "worker", "attempts", "error")
     brief = {
-        **{name: getattr(record, name) for name in names},
         "status": status(record, now),
+        **{name: getattr(record, name) for name in ("key", "label", "task", "task_id", "worker", "attempts")},
         "created_at": iso(record.created_at),
         "updated_at": iso(record.updated_at),
+        "error": record.error,
         "verdict": verdict or None,
     }
     if policy is None:
@@ -241,13 +241,10 @@ def _decoded(data: str | bytes | None, content_type: str | None) -> Any:
     return {"bytes": len(data)}
 
 
-_SHOWN = ("status", "key", "label", "task", "task_id", "worker", "attempts", "created_at", "updated_at", "error")
-
-
 def print_record(record: Record, now: int, policy: Policy, *, is_whole: bool = False) -> None:
     """Print what a person looks at before a verdict, or all of it; of the result only its size, or where it is."""
     facts = _facts(record, now)
-    rows = [(name, facts[name]) for name in _SHOWN if facts[name]]
+    rows = [(name, value) for name, value in facts.items() if value and name != "verdict"]
     for name in names_of_effects(record, policy):
         known = "nothing recorded" if record.expires_at is None else "not known, as an outcome keeps no steps"
         if is_step := name in record.steps:
@@ -255,9 +252,9 @@ def print_record(record: Record, now: int, policy: Policy, *, is_whole: bool = F
         rows += [("step" if is_step else "effect", f"{name}: {known}"), ("effect key", effect_key(record.key, name))]
     if record.verdict:
         rows.append(("verdict", display.verdict(record.verdict, iso)))
-    for name, value in {**record.to_fields(), "expires_at": counts_until(record)}.items() if is_whole else ():
-        if name in (*_SHOWN, "steps", "verdict") or value is None:
-            continue
+    whole = {**record.to_fields(), "expires_at": counts_until(record)} if is_whole else {}
+    for name in [each for each in whole if each not in {*facts, "steps"} and whole[each] is not None]:
+        value = whole[name]
         if name == "result":
             is_object = pointer_in(Encoded(value, record.content_type or ""))
             value = display.outcome(value, record.content_type) if is_object else f"{len(value)} bytes"
