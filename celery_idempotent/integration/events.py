@@ -50,21 +50,20 @@ def report(
     if task and main not in ("", event.done_in) and task.name not in _shared:
         _shared.add(task.name)  # two services that have a task of the same name in one store suppress each other
         say(logger.warning, "another_app", task=task.name, app=main, done_in=event.done_in, key=event.key)
-    _send(task, task_id, event, observed, headers or {})
+    # What was postponed has waited, by clocks of two workers, until it may run or is answered.
+    is_over = event.name is EventName.CLAIMED or (event.name in _ANSWERED and event.done_by is not None)
+    since = waiting_since(headers or {}) if is_over else None
+    waited = None if since is None else max(time.time() - since / 1000, 0.0)
+    _send(task, task_id, event, observed=observed, waited=waited)
 
 
 _shared: set[str] = set()
 """Tasks of which it has been said in this process that another app has them, too."""
 
 
-def _send(
-    sender: Any, task_id: str | None, event: Event, observed: bool, headers: Mapping[str, Any], **more: Any
-) -> None:
+def _send(sender: Any, task_id: str | None, event: Event, *, observed: bool = False, **more: Any) -> None:
     signal = SIGNALS[event.name]
     if signal.receivers:
-        # What was postponed has waited, by clocks of two workers, until it may run or is answered.
-        is_over = event.name is EventName.CLAIMED or (event.name in _ANSWERED and event.done_by is not None)
-        since = waiting_since(headers) if is_over else None
         signal.send(
             sender=sender,
             key=event.key,
@@ -76,8 +75,7 @@ def _send(
             attempt=event.attempt,
             done_by=event.done_by,
             trace=event.trace,
-            waited=None if since is None else max(time.time() - since / 1000, 0.0),
-            **more,
+            **{"waited": None, **more},
         )
 
 
@@ -98,15 +96,11 @@ def report_verdict(app: Celery, record: Record) -> None:
     )
     event = Event(EventName.VERDICT_GIVEN, record.key, record.fencing_token, verdict["reason"], record.label)
     event = replace(event, attempt=record.attempts, done_by=record.task_id, trace=trace_of(record))
-    _send(app.tasks.get(record.task), record.task_id, event, observed=False, headers={}, **given)
+    _send(app.tasks.get(record.task), record.task_id, event, **given)
 
 
 # A scan of a store knows nothing of Celery.
-stores.listeners.append(
-    lambda key, error: _send(
-        None, None, Event(EventName.RECORD_UNREADABLE, key, None, str(error)), observed=False, headers={}
-    )
-)
+stores.listeners.append(lambda key, error: _send(None, None, Event(EventName.RECORD_UNREADABLE, key, None, str(error))))
 
 read_trace: Callable[[], str] = str
 """Tells the trace context (a W3C ``traceparent``) of what runs now; empty without telemetry, which replaces this."""

@@ -181,8 +181,7 @@ def print_records(records: Sequence[Record], now: int) -> None:
         if all(f"{each.task}:" in each.key for each in records):
             heads.remove("TASK")
         rows = [{**row, "KEY": beginning(each.key)} for each, row in zip(records, rows, strict=True)]
-    cut, numbers = ("TASK", "LABEL", "WORKER"), () if width is None else ("ATTEMPTS",)
-    columns = [Column(each, each in cut, each in numbers) for each in heads]
+    columns = [Column(each, each in {"TASK", "LABEL", "WORKER"}, each == "ATTEMPTS") for each in heads]
     screen.table(columns, [[row[head] for head in heads] for row in rows])
 
 

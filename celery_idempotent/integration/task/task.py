@@ -274,9 +274,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
                     value = call(*given[0], **given[1])
                 except BaseException as error:
                     if claim is not None and arrival is not None and arrival.is_retried:
-                        claim.raised_before_effects = (
-                            error  # the retry is on its way, and shall not meet this as an outcome
-                        )
+                        claim.raised_before_effects = error  # the retry is on its way, and must not meet an outcome
                     raise
             if claim is not None:
                 if arrival is not None and arrival.is_retried:
