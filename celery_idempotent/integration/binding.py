@@ -233,7 +233,7 @@ _ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 def check_policy(policy: Policy, signature: inspect.Signature) -> None:
     """Refuse a policy that cannot be that of a task with this signature."""
     refuse_control_flow(policy)
-    for selector in (policy.key_selector, policy.fingerprint_selector, policy.label_selector):
+    for selector in policy.selectors:
         if selector is not None:
             selector.check(signature)
 

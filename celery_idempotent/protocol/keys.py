@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from celery_idempotent.errors import IdempotencyError, KeyMissing, PolicyError
@@ -283,21 +283,27 @@ class Identity:
     label: str = ""
 
 
+class Selectors(NamedTuple):
+    """What tells one call from another, what tells its arguments, and what is shown of it."""
+
+    key: Selector
+    fingerprint: Selector | None
+    label: Selector | None
+
+
 def identify(
     scope: str,
     bound: inspect.BoundArguments,
+    selectors: Selectors,
     *,
     task: str,
-    key: Selector,
-    fingerprint: Selector | None,
-    label: Selector | None = None,
     explicit: str | None = None,
     tick: str | None = None,
     occurrence: str | None = None,
 ) -> Identity:
-    """The identity of one call, whose key begins with ``scope``; ``key`` and the others select from ``bound``.
+    """The identity of one call, whose key begins with ``scope``; the ``selectors`` select from ``bound``.
 
-    ``explicit`` is the key that the publisher gave, in place of what ``key`` selects. Equal calls of one ``tick`` of a
+    ``explicit`` is the key that the publisher gave, in place of what is selected. Equal calls of one ``tick`` of a
     schedule are one operation, whoever sent them. ``occurrence`` tells apart calls that are equal but meant to happen
     each time, such as ticks that have no name. ``task`` is for messages.
 
@@ -305,6 +311,7 @@ def identify(
         KeyMissing: The call has no key.
         PolicyError: An argument has no canonical form, or a path does not fit it. A label raises nothing.
     """
+    key, fingerprint, label = selectors
     try:
         selected = None if explicit is not None else key.canonical(bound, task)
         if explicit is not None:

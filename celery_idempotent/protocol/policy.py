@@ -19,7 +19,7 @@ from celery_idempotent.protocol.effects import (
     milliseconds,
     promise,
 )
-from celery_idempotent.protocol.keys import WHOLE_CALL, Selector, Spec
+from celery_idempotent.protocol.keys import WHOLE_CALL, Selector, Selectors, Spec
 
 OnConflict = Literal["retry", "raise", "skip"]
 OnOutage = Literal["retry", "run"]
@@ -174,7 +174,7 @@ class Policy:
         self._require("private", isinstance(self.private, bool), "must be True or False")
         check_effects(self.effects)
         self._require("label", self.label != WHOLE_CALL, "must name what to show: all arguments are no name")
-        _ = self.key_selector, self.fingerprint_selector, self.label_selector
+        _ = self.selectors
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Have a Celery task that declares a policy without being idempotent refused when it is bound.
@@ -191,19 +191,13 @@ class Policy:
             raise PolicyError(option, repr(getattr(self, option)), remedy)
 
     @cached_property
-    def key_selector(self) -> Selector:
-        """What ``key`` selects."""
-        return Selector("key", self.key)
-
-    @cached_property
-    def fingerprint_selector(self) -> Selector | None:
-        """What ``fingerprint`` selects, if it selects anything."""
-        return None if self.fingerprint is None else Selector("fingerprint", self.fingerprint, nulls=True)
-
-    @cached_property
-    def label_selector(self) -> Selector | None:
-        """What ``label`` selects, if it selects anything."""
-        return None if self.label is None else Selector("label", self.label, nulls=True)
+    def selectors(self) -> Selectors:
+        """What ``key``, ``fingerprint`` and ``label`` select."""
+        return Selectors(
+            Selector("key", self.key),
+            None if self.fingerprint is None else Selector("fingerprint", self.fingerprint, nulls=True),
+            None if self.label is None else Selector("label", self.label, nulls=True),
+        )
 
     lease_ms = _in_ms("lease")
     retain_ms = _in_ms("retain")
@@ -283,7 +277,7 @@ class Policy:
                 else "once it is done, it may run again"
             )
             lines[0] += f"; {counts}"
-            lines += [f"  key: {_ALL_ARGUMENTS if self.key == WHOLE_CALL else self.key_selector}"]
+            lines += [f"  key: {_ALL_ARGUMENTS if self.key == WHOLE_CALL else self.selectors.key}"]
             lines += [f"  {name}: {promise(effect)}" for name, effect in self.effects.items()]
             lines += [f"  {'anything else in the body' if self.effects else 'the body'}: {_BODY[self.on_takeover]}"]
             if self.deadline is not None:

@@ -22,8 +22,7 @@ LOADED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "sourc
 """By element: the attribute that names what a browser fetches without being asked."""
 
 OF_THE_ENGINE = {
-    *("conflict_delay_ms", "deadline_ms", "fingerprint_selector", "key_selector", "label_selector", "observed"),
-    *("outage_delay_ms", "outcomes", "scope_of"),
+    *("conflict_delay_ms", "deadline_ms", "observed", "outage_delay_ms", "outcomes", "scope_of", "selectors"),
 }
 """Of a policy: what the engine reads of it, in its own units. Users have the fields."""
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from celery_idempotent.errors import IdempotencyError, KeyMissing, PolicyError
 from celery_idempotent.protocol.canonical import NotCanonical, canonical
-from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity, Selector, Spec, identify
+from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity, Selector, Selectors, Spec, identify
 from tests.support.scene import raising
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_keys.json").read_text())
@@ -85,9 +85,8 @@ def _identity(
     return identify(
         "orders.charge:1",
         CallSignature(inspect.signature(_charge)).bind(args, kwargs or {}),
+        Selectors(Selector("key", key), None if fingerprint is None else Selector("fingerprint", fingerprint), None),
         task="orders.charge",
-        key=Selector("key", key),
-        fingerprint=None if fingerprint is None else Selector("fingerprint", fingerprint),
         **more,
     )
 

@@ -117,15 +117,8 @@ class Guard:
     ) -> Identity:
         """The identity of a call; raises as ``idempotency_key_for`` of a task does."""
         policy = self.policy
-        return identify(
-            self.where().scope_of(policy, self.name),
-            signature.bind(args, kwargs),
-            task=self.name,
-            key=policy.key_selector,
-            fingerprint=policy.fingerprint_selector,
-            label=policy.label_selector,
-            explicit=explicit,
-        )
+        scope, bound = self.where().scope_of(policy, self.name), signature.bind(args, kwargs)
+        return identify(scope, bound, policy.selectors, task=self.name, explicit=explicit)
 
     def call(self, identity: Callable[[], Identity], body: Callable[[], Any]) -> Outcome | Conflict:
         """Run ``body``, or tell what is recorded; raises as ``identity`` and :meth:`Delivery.run` do."""

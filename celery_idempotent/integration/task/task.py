@@ -179,7 +179,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         carried = wire.identity_in(headers, scope, task_id)
         if carried is not None:
             # The header has no label: it is clear text, and the arguments tell it again.
-            label = label_of(policy.label_selector, partial(self._signature().bind, args, kwargs))
+            label = label_of(policy.selectors.label, partial(self._signature().bind, args, kwargs))
             return replace(carried, label=label)
         # Every tick of beat sends the same arguments and means another operation; the author's own key knows better.
         is_whole_call = policy.key == WHOLE_CALL
@@ -187,10 +187,8 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return identify(
             scope,
             self._signature().bind(args, kwargs),
+            policy.selectors,
             task=self.name,
-            key=policy.key_selector,
-            fingerprint=policy.fingerprint_selector,
-            label=policy.label_selector,
             explicit=wire.explicit_key(headers, self.name),
             tick=wire.tick_in(headers, self.name, task_id) if is_whole_call else None,
             occurrence=task_id if is_sent_by_beat else None,
