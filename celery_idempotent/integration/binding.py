@@ -240,7 +240,7 @@ def check_policy(policy: Policy, signature: inspect.Signature) -> None:
 
 def warn_about_delivery(cls: type[Task], app: Celery) -> None:
     """Warn where settings make the promise weaker than it looks, at the line of the body: binding happens anywhere."""
-    problems = problems_of_delivery(cls, app)
+    problems = list(problems_of_delivery(cls, app))
     told = vars(cls).get("_told", frozenset())
     cls._told = told | {each.text for each in problems}  # Celery binds a task more than once
     code = getattr(inspect.unwrap(cls.run), "__code__", Task.__call__.__code__)
@@ -250,11 +250,10 @@ def warn_about_delivery(cls: type[Task], app: Celery) -> None:
             warnings.warn_explicit(warning, None, code.co_filename, code.co_firstlineno, cls.__module__)
 
 
-def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarning]:
+def problems_of_delivery(cls: type[Task], app: Celery) -> Iterator[IdempotencyWarning]:
     """How the settings make the promise of an idempotent task weaker than it looks."""
     if cls.idempotent is not None and cls.idempotent.mode == "off":
-        return []
-    problems: list[IdempotencyWarning] = []
+        return
     # A task's own option counts more than the setting.
     lines = {
         each: f"remove {each}=False from the task" if app.conf[f"task_{each}"] else f"set task_{each}=True"
@@ -263,10 +262,10 @@ def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarnin
     }
     if not cls.acks_late:
         text = f"acks_late is off, so a task whose worker dies is lost; {'; '.join(lines.values())}"
-        problems.append(IdempotencyWarning(text, "acks_late"))
+        yield IdempotencyWarning(text, "acks_late")
     elif not comes_back_from_lost_worker(cls):
         text = "reject_on_worker_lost is off, so a task whose pool process is killed is lost"
-        problems.append(IdempotencyWarning(f"{text}; {lines['reject_on_worker_lost']}", "acks_late"))
+        yield IdempotencyWarning(f"{text}; {lines['reject_on_worker_lost']}", "acks_late")
     runtime = runtime_of(app)
     policy = cls.idempotent or runtime.default_policy
     timeout = runtime.broker.visibility_timeout
@@ -275,15 +274,14 @@ def problems_of_delivery(cls: type[Task], app: Celery) -> list[IdempotencyWarnin
             f"retain ({policy.retain_ms / 1000:g} s) is not longer than the broker's visibility timeout "
             f"({timeout:g} s), so a redelivery can come after its outcome was forgotten"
         )
-        problems.append(IdempotencyWarning(text, "retain"))
+        yield IdempotencyWarning(text, "retain")
     autoretried = (each for each in getattr(cls, "autoretry_for", ()) if not issubclass(each, SafeToRetry))
     if policy.on_takeover == "refuse" and any(autoretried):
         text = (
             "autoretry_for turns exceptions into retries, and a retry runs the body again although on_takeover is "
             "'refuse'; list only exceptions that prove that no effect had begun, or raise SafeToRetry and list that"
         )
-        problems.append(IdempotencyWarning(text, "autoretry_for"))
-    return problems
+        yield IdempotencyWarning(text, "autoretry_for")
 
 
 def conversion(cls: type[Task]) -> Conversion | None:

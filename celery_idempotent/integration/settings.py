@@ -107,9 +107,7 @@ def _given(app: Celery, setting: str) -> Any:
     return app.conf.get(setting, SETTINGS[setting])
 
 
-def _row(
-    setting: str, remedy: str, use: Callable[[Any], T], fits: Callable[[Any], bool] = is_duration
-) -> "cached_property[T]":
+def _row(setting: str, remedy: str, use: Callable[[Any], T], fits: Callable[[Any], bool]) -> "cached_property[T]":
     """What a setting of this library means; it is refused where it does not fit."""
 
     def look(runtime: "Runtime") -> T:
@@ -119,6 +117,10 @@ def _row(
         return use(value)
 
     return cached_property(look)
+
+
+def _time(setting: str, meaning: str) -> "cached_property[int]":
+    return _row(setting, f"seconds {meaning}", milliseconds, is_duration)
 
 
 class Runtime:
@@ -178,8 +180,7 @@ class Runtime:
 
     def policy_of(self, record: Record | None) -> Policy:
         task = self._app.tasks.get(record.task) if record else None
-        policy: Policy = getattr(task, "idempotency_policy", self.default_policy)
-        return policy
+        return cast(Policy, getattr(task, "idempotency_policy", self.default_policy))
 
     def scope_of(self, policy: Policy, task: str) -> str:
         return f"{self.namespace}{policy.scope_of(task)}"
@@ -226,19 +227,13 @@ class Runtime:
     # Whether effects of observed tasks are noted.
     watch = _row("idempotency_watch_effects", "True or False", bool, lambda value: isinstance(value, bool))
     # Milliseconds.
-    grace = _row("idempotency_grace", "seconds that a takeover waits after a lease", milliseconds)
-    relay_every = _row("idempotency_relay", "seconds between two looks, or 0 for none", milliseconds)
-    queued_for = _row(
-        "idempotency_queued_for", "seconds for which a message that was sent counts as queued", milliseconds
-    )
-    purge_every = _row("idempotency_purge", "seconds between two purges, or 0 for no purge", milliseconds)
-    purge_released = _row("idempotency_purge_released", "seconds for which they stay, or 0 for no purge", milliseconds)
-    purge_abandoned = _row(
-        "idempotency_purge_abandoned", "seconds for which they stay, or 0 for no purge", milliseconds
-    )
-    keep_verdicts = _row(
-        "idempotency_keep_verdicts", "seconds for which a verdict stays, or 0 for no longer than retain", milliseconds
-    )
+    grace = _time("idempotency_grace", "that a takeover waits after a lease")
+    relay_every = _time("idempotency_relay", "between two looks, or 0 for none")
+    queued_for = _time("idempotency_queued_for", "for which a message that was sent counts as queued")
+    purge_every = _time("idempotency_purge", "between two purges, or 0 for no purge")
+    purge_released = _time("idempotency_purge_released", "for which they stay, or 0 for no purge")
+    purge_abandoned = _time("idempotency_purge_abandoned", "for which they stay, or 0 for no purge")
+    keep_verdicts = _time("idempotency_keep_verdicts", "for which a verdict stays, or 0 for no longer than retain")
 
     @cached_property
     def broker(self) -> Broker:

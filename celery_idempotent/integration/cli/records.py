@@ -36,10 +36,8 @@ def _age(text: str) -> int:
     written = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])", text, re.IGNORECASE)
     if written is None:
         raise click.BadParameter(f"must be an age such as 30m, 1h or 2d (s, m, h, d, w), and is {text!r}")
-    return round(float(written[1]) * _UNITS[written[2].lower()])
-
-
-_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+    units = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+    return round(float(written[1]) * units[written[2].lower()])
 
 
 _OF_TASK = click.option("--task", metavar="TASK", help="Only of this task.")

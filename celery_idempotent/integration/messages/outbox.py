@@ -168,13 +168,11 @@ class Backlog:
 
         Without a certain answer the last count stays, and its messages grow older.
         """
-        is_fresh = self.messages is not None and self._clock() < self._counted_at + 10
-        if not self.is_watched or is_fresh:
-            return
-        found = waiting(MOST)
-        age = max(now() - found[0].created_at, 0) / 1000 if found else 0.0
-        self._counted_at = self._clock()
-        self._oldest_since, self.messages = self._counted_at - age, len(found)
+        if self.is_watched and (self.messages is None or self._clock() >= self._counted_at + 10):
+            found = waiting(MOST)
+            age = max(now() - found[0].created_at, 0) / 1000 if found else 0.0
+            self._counted_at = self._clock()
+            self._oldest_since, self.messages = self._counted_at - age, len(found)
 
     @property
     def age(self) -> float | None:
