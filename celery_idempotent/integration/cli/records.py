@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from heapq import nsmallest
 from typing import Any, TypeAlias
@@ -230,11 +231,9 @@ def _decoded(data: str | bytes | None, content_type: str | None) -> Any:
     pointer = pointer_in(Encoded(data, content_type or ""))
     if pointer:
         return {"object": pointer.name, "bytes": pointer.size, "sha256": pointer.sha256, "of": pointer.content_type}
-    if content_type == "application/json":
-        try:
+    with suppress(ValueError, RecursionError):
+        if content_type == "application/json":
             return json.loads(data)
-        except (ValueError, RecursionError):
-            pass
     return {"bytes": len(data)}
 
 

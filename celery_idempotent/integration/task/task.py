@@ -292,7 +292,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             return self._observe(executed, request, identity, body)
         try:
             try:
-                outcome = self._delivery(executed, request, identity, observed=False).run(body)
+                outcome = self._delivery(executed, request, identity).run(body)
             except (LeaseLost, StoreUnavailable) as error:
                 postpone.outage(executed, policy, error)
             if isinstance(outcome, Conflict):
@@ -308,7 +308,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return outcome.value
 
     def _observe(self, executed: Task, request: Context, identity: Callable[[], Identity], body: Body) -> Any:
-        prepare = partial(self._delivery, executed, request, identity, observed=True)
+        prepare = partial(self._delivery, executed, request, identity)
         try:
             delivery = prepare()
         except Exception as first:  # noqa: BLE001 - whatever is wrong, observing changes nothing of what a task does
@@ -393,13 +393,11 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     def _attempt(self, claim: Claim | None, identity: Callable[[], Identity]) -> Attempt:
         return attempt_of(runtime_of(self.app), self.idempotency_policy, identity, claim)
 
-    def _delivery(
-        self, executed: Task, request: Context, identity: Callable[[], Identity], *, observed: bool
-    ) -> Delivery:
+    def _delivery(self, executed: Task, request: Context, identity: Callable[[], Identity]) -> Delivery:
         try:
             known = identity()
         except KeyMissing as error:
-            _report(self, request, observed, Event(EventName.KEY_MISSING, "", None, str(error)))
+            _report(self, request, Event(EventName.KEY_MISSING, "", None, str(error)))
             raise
         runtime = runtime_of(self.app)
         operation = Operation(
@@ -413,11 +411,11 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             trace=events.read_trace(),
             grace=runtime.grace,
         )
-        return delivery_of(runtime, operation, _CONTROL_FLOW, partial(_report, self, request, observed))
+        return delivery_of(runtime, operation, _CONTROL_FLOW, partial(_report, self, request))
 
 
-def _report(task: IdempotentMixin, request: Context, observed: bool, event: Event) -> None:
-    arrival = context.arrival_of(request)
+def _report(task: IdempotentMixin, request: Context, event: Event) -> None:
+    arrival, observed = context.arrival_of(request), task.idempotency_policy.mode == "observe"
     if arrival is not None and event.name in _ANSWERS and not observed:
         arrival.is_answered = True
     events.report(task, request.id, event, observed=observed, headers=request.headers or {})
