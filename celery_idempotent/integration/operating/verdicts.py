@@ -63,8 +63,7 @@ def release(
 ) -> Record:
     """Give back the claim of an attempt that never ended; the next delivery runs the body.
 
-    Under ``on_takeover="refuse"`` you state by it that the effect did not happen. All arguments are as of
-    :func:`resolve`.
+    Under ``on_takeover="refuse"`` you state by it that the effect did not happen. Arguments are as of :func:`resolve`.
 
     Raises:
         PolicyError: Its body may be alive, as the lease and its grace are not over; it is not in progress; or
@@ -81,7 +80,7 @@ def forget(
 
     Nothing of the call stays: no result, error, label, task id, fingerprint or step. Who has forgotten it and why stays
     until the store deletes the record, and so does the fencing token, so that the next one is larger. Results that are
-    objects, by ``idempotency_large_results``, are deleted there. All arguments are as of :func:`resolve`.
+    objects, by ``idempotency_large_results``, are deleted there. Arguments are as of :func:`resolve`.
 
     Raises:
         PolicyError: It is UNKNOWN, which is to be resolved first; an attempt owns it; or somebody else changed the

@@ -117,8 +117,8 @@ class _Heard(str):
     __hash__ = str.__hash__
 
     def __eq__(self, event: object) -> bool:
-        task = current_task._get_current_object()
-        if task is not None and _watchers:
+        task = current_task._get_current_object() if _watchers else None
+        if task is not None:
             with suppress(Exception):  # what a stranger's object raises must not reach the call that is heard
                 _tell(task, str(self), sys._getframe(1))
         return False
