@@ -71,10 +71,8 @@ def check_class(cls: type, mixin: type) -> None:
 
 
 def check_task(cls: type[Task], app: Celery) -> None:
-    """Refuse a task that is bound to ``app``, or a setting of the app; ``annotations`` can bring what a class has not.
-
-    No driver is loaded: publishers bind tasks, too, and have none.
-    """
+    """Refuse a bound task, to which ``annotations`` can bring what its class has not, or a setting of its app."""
+    # No driver is loaded: publishers bind tasks, too, and have none.
     with named(cls.name):
         _refuse_misplaced_policy(cls)
         _refuse_other_caller(cls)

@@ -24,10 +24,8 @@ CONTENT_TYPE = "idempotency_content_type"
 
 
 def whole_headers(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """All headers of a message, found among those that it was sent with, or among the fields of its request.
-
-    ddtrace and Sentry nest a dict ``headers`` there, and Celery then shows a task that dict alone.
-    """
+    """All headers of a message, found among those that it was sent with, or among the fields of its request."""
+    # ddtrace and Sentry nest a dict "headers" there, and Celery then shows a task that dict alone.
     beside: dict[str, Any] = Context({**fields, "headers": None}).headers or {}
     return unnested({**beside, "headers": fields.get("headers")})
 

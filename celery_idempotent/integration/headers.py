@@ -108,11 +108,9 @@ def _refuse_misspelt(options: Iterable[str], headers: Iterable[str], task: str) 
 
 
 def _refuse_shared_key(task: Task) -> None:
-    """Refuse a key of a whole group or chord: one member would run, and the others would get its result.
-
-    Celery merges the options of a group into those of each member. Only its own frames still tell them apart, and only
-    there the key is seen before the first member is published.
-    """
+    """Refuse a key of a whole group or chord: one member would run, and the others would get its result."""
+    # Celery merges the options of a group into those of each member. Only its own frames still tell them apart, and
+    # only there the key is seen before the first member is published.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         canvas = frame.f_locals.get("self") if frame.f_globals is _CANVAS else None

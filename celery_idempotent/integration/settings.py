@@ -187,10 +187,8 @@ class Runtime:
 
     @cached_property
     def codec(self) -> Codec:
-        """Encodes all that a store keeps by ``result_serializer``, and decodes that and JSON alone.
-
-        What messages may be, such as pickle, is not asked: a record is data of whoever can write the store.
-        """
+        """Encodes all that a store keeps by ``result_serializer``, and decodes that and JSON alone."""
+        # What messages may be, such as pickle, is not asked: a record is data of whoever can write the store.
         conf = self._app.conf
         setting = "accept_content" if conf.result_accept_content is None else "result_accept_content"
         own = registry.name_to_type.get(conf.result_serializer, "")

@@ -169,11 +169,9 @@ def extender_of(driver: str, channel: Any) -> Extender | None:
 
 
 def survive_expired_receipts(channel: Any) -> None:
-    """Have a worker outlive messages of SQS that it acknowledges or gives back too late, and somebody else gets.
-
-    SQS may refuse to delete such a message or to show it again. kombu 5.3 to 5.6 let that end the worker where a
-    backoff policy is set, and every kombu does where the message is given back (celery/kombu issue 1391).
-    """
+    """Have a worker outlive messages of SQS that it acknowledges or gives back too late, and somebody else gets."""
+    # SQS may refuse to delete such a message or to show it again. kombu 5.3 to 5.6 let that end the worker where a
+    # backoff policy is set, and every kombu does where the message is given back (celery/kombu issue 1391).
 
     def surviving(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)

@@ -54,11 +54,9 @@ class HeldMessage:
     running_since: float = inf
 
     def is_over(self) -> bool:
-        """Whether it is acknowledged or given back.
-
-        Or its task ended without either, as by a time limit under ``acks_on_failure_or_timeout=False``: only a
-        delivery that comes again is left of it, and to hold it would be to lose it.
-        """
+        """Whether it is acknowledged or given back, or its task has ended without either."""
+        # As by a time limit under acks_on_failure_or_timeout=False: only a delivery that comes again is left of it,
+        # and to hold it would be to lose it.
         from celery.worker.state import active_requests, reserved_requests
 
         request = self.request()

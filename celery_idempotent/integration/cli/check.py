@@ -105,11 +105,9 @@ def _findings(app: Celery) -> list[str]:
 
 
 def _broker(app: Celery, timeout: float) -> tuple[str, str]:
-    """The broker's name, and why it cannot be used, if it cannot.
-
-    It is asked in a thread of its own: what bounds the wait for a connection differs by transport, and for some nothing
-    does. A thread that hangs ends with the process.
-    """
+    """The broker's name, and why it cannot be used, if it cannot."""
+    # It is asked in a thread of its own: what bounds the wait for a connection differs by transport, and for some
+    # nothing does. A thread that hangs ends with the process.
     told = [f"no answer within {timeout:g} s"]
 
     def ask() -> None:

@@ -162,10 +162,8 @@ _HEADS = ("STATUS", "AGE", "UPDATED", "ATTEMPTS", "TASK", "LABEL", "KEY", "WORKE
 
 
 def print_records(records: Sequence[Record], now: int) -> None:
-    """Print a table of records; a column for labels only where there is one.
-
-    A terminal that is too narrow for whole keys is shown what names them, and no task where that is told by a key.
-    """
+    """Print a table of records; a column for labels only where there is one."""
+    # A terminal that is too narrow for whole keys is shown what names them, and no task where that is told by a key.
     width = screen.width()
     left_out = {"AGE"} if width is None or width >= screen.NARROW else {"UPDATED", "ATTEMPTS", "WORKER"}
     left_out |= set() if any(each.label for each in records) else {"LABEL"}

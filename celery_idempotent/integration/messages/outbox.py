@@ -164,10 +164,8 @@ class Backlog:
         self._counted_at = self._oldest_since = 0.0
 
     def look(self, waiting: Callable[[int], list[WaitingMessage]], now: Callable[[], int]) -> None:
-        """Count, every ten seconds; ``waiting`` gives the oldest messages and ``now`` the store's time in milliseconds.
-
-        Without a certain answer the last count stays, and its messages grow older.
-        """
+        """Count, every ten seconds; ``waiting`` gives the oldest messages, and ``now`` the store's milliseconds."""
+        # Without a certain answer the last count stays, and its messages grow older.
         if self.is_watched and (self.messages is None or self._clock() >= self._counted_at + 10):
             found = waiting(MOST)
             age = max(now() - found[0].created_at, 0) / 1000 if found else 0.0

@@ -171,10 +171,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         return self.idempotency_identity(*wire.wire_form(self, args, kwargs), headers={}, task_id="").key
 
     def idempotency_identity(self, args: Any, kwargs: Any, *, headers: Mapping[str, Any], task_id: str) -> Identity:
-        """The identity of a delivery with these arguments, as they came off the wire.
-
-        Raises as :meth:`idempotency_key_for` does.
-        """
+        """The identity of a delivery with these arguments, as they came off the wire; raises as above."""
         policy, scope = self.idempotency_policy, self._scope
         carried = wire.identity_in(headers, scope, task_id)
         if carried is not None:
