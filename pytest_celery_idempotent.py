@@ -130,9 +130,9 @@ class _Summary:
         deaths = [death for each in self._reports for death in each.deaths]
         if not deaths:
             return "no task was tried"
-        from celery_idempotent.testing.coverage import percent_of
+        from celery_idempotent.testing import EffectCoverage
 
-        percent = percent_of(deaths)
+        percent = EffectCoverage("", deaths).percent
         return f"{int(percent)} % of {len(deaths)} deaths are safe" if percent < wanted else ""
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -4,11 +4,11 @@
 body. This tries what lies between, also of tasks that know nothing of this library.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import closing
+from bisect import bisect
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, groupby
 from linecache import getline
 from pathlib import Path
 from typing import Any, Self
@@ -18,16 +18,8 @@ from celery import Task
 
 from celery_idempotent.integration.operating.watching import shown, watch_effects
 from celery_idempotent.testing.deaths import MortalThread, Point, Source, Statement, When, unraised
-from celery_idempotent.testing.effects import Promise, checked
-from celery_idempotent.testing.scenarios import (
-    Deliveries,
-    DeliveryResult,
-    Message,
-    Scenarios,
-    ScenarioStore,
-    WorkerDied,
-)
-from celery_idempotent.testing.stores import installed
+from celery_idempotent.testing.effects import Promise, checked, keeps
+from celery_idempotent.testing.scenarios import Deliveries, DeliveryResult, Message
 from celery_idempotent.troubleshooting import with_link
 
 _WIDTH = 88
@@ -65,18 +57,22 @@ class EffectCoverage(str):
     It is a ``str``, since pytest cuts short what else stands behind the comma of an assertion.
     """
 
-    __slots__ = ("deaths", "notes", "task")
+    __slots__ = ("deaths", "notes", "percent", "task")
 
     task: str
     #: In the order of their execution.
     deaths: tuple[Death, ...]
     #: What left the process without a key, and what was not tried.
     notes: tuple[str, ...]
+    #: How many of the deaths had the effects that were promised, in percent; 0 where there was none.
+    percent: float
 
     def __new__(cls, task: str, deaths: Sequence[Death], notes: Sequence[str] = ()) -> Self:
         """A report of ``task``."""
-        report = super().__new__(cls, "\n".join((*_lines(task, deaths), *(f"* {each}" for each in notes))))
-        report.task, report.deaths, report.notes = task, tuple(deaths), tuple(notes)
+        percent = 100 * sum(not each.cause for each in deaths) / len(deaths) if deaths else 0.0
+        lines = (f"{task}: {int(percent)} % of {len(deaths)} deaths are safe", *_lines(deaths))
+        report = super().__new__(cls, "".join(lines) + "".join(f"\n* {each}" for each in notes))
+        report.task, report.deaths, report.notes, report.percent = task, tuple(deaths), tuple(notes), percent
         return report
 
     def __repr__(self) -> str:
@@ -85,30 +81,19 @@ class EffectCoverage(str):
     @property
     def is_complete(self) -> bool:
         """Whether each death had the effects that were promised."""
-        return bool(self.deaths) and not any(each.cause for each in self.deaths)
-
-    @property
-    def percent(self) -> float:
-        """How many of the deaths had the effects that were promised, in percent; 0 where there was none."""
-        return percent_of(self.deaths)
+        return self.percent == 100
 
 
-def percent_of(deaths: Sequence[Death]) -> float:
-    """How many had the effects that were promised, in percent; 0 where there was none."""
-    return 100 * sum(not each.cause for each in deaths) / len(deaths) if deaths else 0.0
-
-
-def _lines(task: str, deaths: Sequence[Death]) -> Iterator[str]:
+def _lines(deaths: Sequence[Death]) -> Iterator[str]:
     faults = dict.fromkeys(_place(each.path, each.line) for each in deaths if not each.ok)
-    mend = f"; mend {', '.join(faults)}" if faults else ""
-    yield f"{task}: {int(percent_of(deaths))} % of {len(deaths)} deaths are safe{mend}"
+    yield f"; mend {', '.join(faults)}" if faults else ""
     for path, rows in margins(deaths).items():
-        if faults and {said for _, _, said in rows} == {"ok"}:
-            yield f"\n{shown(path)}: ok"
+        yield f"\n\n{shown(path)}"
+        if faults and all(said == "ok" for _, _, said in rows):
+            yield ": ok"
             continue
-        yield f"\n{shown(path)}"
         width = min(max(len(source) for _, source, _ in rows), _WIDTH)
-        yield from (f"{line:5}  {source:<{width}}  {said}" for line, source, said in rows)
+        yield from (f"\n{line:5}  {source:<{width}}  {said}" for line, source, said in rows)
 
 
 def _place(path: str, line: int) -> str:
@@ -117,15 +102,12 @@ def _place(path: str, line: int) -> str:
 
 def margins(deaths: Sequence[Death]) -> dict[str, list[tuple[int, str, str]]]:
     """By path: each line that was tried, its source, and what became of the deaths there."""
-    found: dict[str, dict[int, list[str]]] = {}
-    for death in sorted(deaths, key=lambda death: (death.path, death.line, death.when == "after")):
-        said = found.setdefault(death.path, {}).setdefault(death.line, [])
-        if (new := _said_of(death)) and new not in said:
-            said.append(new)
-    return {
-        path: [(line, getline(path, line).rstrip(), ", ".join(said) or "ok") for line, said in rows.items()]
-        for path, rows in found.items()
-    }
+    found: dict[str, list[tuple[int, str, str]]] = {}
+    in_order = sorted(deaths, key=lambda death: (death.path, death.line, death.when == "after"))
+    for (path, line), those in groupby(in_order, lambda death: (death.path, death.line)):
+        said = ", ".join(dict.fromkeys(filter(None, map(_said_of, those))))
+        found.setdefault(path, []).append((line, getline(path, line).rstrip(), said or "ok"))
+    return found
 
 
 def _said_of(death: Death) -> str:
@@ -187,171 +169,129 @@ def effect_coverage(
     checked(task, promise)
     if isinstance(source, str):
         raise TypeError(with_link(f"source={source!r}: must be a list of packages or paths", "errors#test-argument"))
-    with (
-        closing(ScenarioStore(task.app.conf.get("idempotency_store"))) as store,
-        Deliveries.of(task) as deliveries,
-        installed(store, task.app),
-        unraised(),
-    ):
+    with Deliveries.of(task) as deliveries, unraised():
         ours = Source(*(source or [type(deliveries.task).__module__.partition(".")[0]]))
-        trials = _Trials(Scenarios(deliveries, store), ours, args, kwargs, effects)
+        trials = _Trials(deliveries, ours, args, kwargs, effects)
         trials.run()
         with watch_effects() as seen:
-            expected = trials.run(learns=True)
-        if expected < 1:
-            raise ValueError(with_link(trials.explain_silence(), "errors#test-argument"))
-        search = _Search(trials, expected, promise)
-        tried = list(dict.fromkeys(point for point in trials.points if point.number == 1))
+            quiet = trials.run()
+        if quiet.effects < 1:
+            raise ValueError(with_link(_silence(task, quiet.endings[-1]), "errors#test-argument"))
+        points = [point for each in quiet.workers for point in each.points]
+        tried = [each for each in points if each.number == 1]
         if not tried:
             raise ValueError(with_link(f"source={source!r}: no line of it was executed", "errors#test-argument"))
+        found: dict[Point, int | None] = {}
         for done, point in enumerate(tried, 1):
-            search.try_point(point)
+            found[point] = trials.effects_of_death(point)
             on_progress(done, len(tried))
-        if (again := trials.run()) != expected:
-            depend = (
-                f"a quiet run had {expected} effects before all deaths, and {again} after them: args= and effects= must"
-            )
-            raise ValueError(with_link(f"{depend} be about one trial", "errors#test-argument"))
-    notes = [] if trials.scenarios.redelivers else [_LOST]
-    notes += [str(each) for each in seen if not each.has_key]
-    notes += [f"{path}:{line} starts a thread, in which nobody dies" for path, line in trials.threads]
-    return EffectCoverage(task.name, search.deaths(), [*notes, *list(trials.failures)[:3]])
+        wrong = {each for each, many in found.items() if many is None or not keeps(many, quiet.effects, promise)}
+        causes = trials.causes(wrong, found, points)
+        if (again := trials.run().effects) != quiet.effects:
+            told = f"a quiet run had {quiet.effects} effects before all deaths, and {again} after them"
+            raise ValueError(with_link(f"{told}: args= and effects= must be about one trial", "errors#test-argument"))
+    notes = [
+        *([] if deliveries.redelivers else [_LOST]),
+        *(str(each) for each in seen if not each.has_key),
+        *dict.fromkeys(
+            f"{place} starts a thread, in which nobody dies" for each in quiet.workers for place in each.threads
+        ),
+        *list(trials.failures)[:3],
+    ]
+    return EffectCoverage(task.name, list(_deaths(found, causes, quiet.effects)), notes)
 
 
-@dataclass
-class _Search:
-    """Which statement is to blame for each change of the effects, from one death to the next?"""
-
-    trials: "_Trials"
-    expected: int
-    promise: Promise
-    effects: dict[Point, int | None] = field(default_factory=dict)
-    causes: dict[Point, Statement] = field(default_factory=dict)
-
-    def try_point(self, point: Point) -> None:
-        before = next(reversed(self.effects), None)
-        found = self.effects[point] = self.trials.effects_of_death(point)
-        if found is not None and _keeps(found, self.expected, self.promise):
-            return
-        if before in self.causes and self.effects[before] == found:
-            self.causes[point] = self.causes[before]
-        else:
-            self.causes[point] = self._culprit(before, point, found)
-
-    def _culprit(self, before: Point | None, point: Point, found: int | None) -> Statement:
-        """The statement at which the effects became ``found``; later passes of a loop may lie between."""
-        if before is None or found is None:
-            return point.statement
-        points = self.trials.points
-        low, high = points.index(before), points.index(point)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.trials.effects_of_death(points[middle]) == self.effects[before]:
-                low = middle
-            else:
-                high = middle
-        return self._innermost_at(low)
-
-    def _innermost_at(self, index: int) -> Statement:
-        """The innermost statement that was being executed after the point of that number."""
-        inside: list[Statement] = []
-        for point in self.trials.points[: index + 1]:
-            if point.when == "before":
-                inside.append(point.statement)
-            elif point.statement in inside:
-                inside.remove(point.statement)
-        return inside[-1] if inside else self.trials.points[index].statement
-
-    def deaths(self) -> tuple[Death, ...]:
-        blamed = {cause: self._witness(cause) for cause in self.causes.values()}
-        return tuple(
-            Death(
-                point.statement.path,
-                point.statement.line,
-                point.when,
-                effects,
-                self.expected,
-                point not in blamed.values(),
-                _place(cause.path, cause.line) if (cause := self.causes.get(point)) else "",
-            )
-            for point, effects in self.effects.items()
-        )
-
-    def _witness(self, cause: Statement) -> Point:
-        """The death at the blamed statement itself: the first with wrong effects, or else the last."""
-        own = [point for point in self.effects if point.statement == cause]
-        return next((point for point in own if self.causes.get(point) == cause), own[-1])
+def _deaths(found: Mapping[Point, int | None], causes: Mapping[Point, Statement], expected: int) -> Iterator[Death]:
+    first_wrong = {each.statement: each for each in reversed(list(found)) if causes.get(each) == each.statement}
+    witnesses = {each.statement: each for each in found} | first_wrong
+    blamed = {witnesses[each] for each in causes.values()}
+    for point, effects in found.items():
+        cause = _place(causes[point].path, causes[point].line) if point in causes else ""
+        path, line, *_ = point.statement
+        yield Death(path, line, point.when, effects, expected, point not in blamed, cause)
 
 
-def _keeps(effects: int, expected: int, promise: Promise) -> bool:
-    too_many, too_few = effects > expected, effects < expected
-    return not (too_many and promise != "at least once") and not (too_few and promise != "at most once")
+def _silence(task: Task, ending: DeliveryResult) -> str:
+    why = "" if ending.how == "SUCCESS" else f"; it ended {ending.how}: {ending.value!r}"
+    return (
+        f"effects= counted none after a quiet run of {task.name}{why}: let it count those of its trial, and let args= "
+        "make arguments with which the body succeeds"
+    )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What came of an operation."""
+
+    effects: int
+    endings: Sequence[DeliveryResult]
+    workers: Sequence[MortalThread]
 
 
 @dataclass
 class _Trials:
-    scenarios: Scenarios
+    """Operations of one task, in each of which a worker may die once."""
+
+    deliveries: Deliveries
     source: Source
     args: Callable[[int], Sequence[Any]]
     kwargs: Callable[[int], Mapping[str, Any]]
     effects: Callable[[int], int | Sized]
     numbers: Iterator[int] = field(default_factory=count)
-    points: list[Point] = field(default_factory=list)
-    threads: dict[tuple[str, int], None] = field(default_factory=dict)
-    endings: list[DeliveryResult] = field(default_factory=list)
     failures: dict[str, None] = field(default_factory=dict)
-    dead: MortalThread | None = None
+
+    def run(self, fatal: Point | None = None) -> _Trial:
+        """A trial in which a worker dies at ``fatal``, if there is one."""
+        number = next(self.numbers)
+        before = self._count(number)
+        workers: list[MortalThread] = []
+
+        def deliver_once(message: Message) -> DeliveryResult:
+            source = None if any(each.is_dead for each in workers) else self.source
+            call = partial(self.deliveries.deliver_once, message)
+            workers.append(MortalThread(call, source, fatal, self.deliveries.store.bury))
+            return workers[-1].start_and_wait()
+
+        self.deliveries.store.plan()
+        message = self.deliveries.message(f"coverage:{uuid4()}", *self.args(number), **self.kwargs(number))
+        try:
+            endings = self.deliveries.deliver(message, deliver_once)
+            return _Trial(self._count(number) - before, endings, workers)
+        finally:
+            for each in workers:
+                each.unwind()
 
     def effects_of_death(self, point: Point) -> int | None:
         for _ in range(_TRIALS):
-            found = self.run(point)
-            if self.dead is not None:
-                if self.endings[-1].how == "FAILURE":
-                    self.failures.setdefault(f"After a death, the next delivery raised {self.endings[-1].value!r}")
-                return found
+            trial = self.run(point)
+            if any(each.is_dead for each in trial.workers):
+                if trial.endings[-1].how == "FAILURE":
+                    told = f"After a death, the next delivery raised {trial.endings[-1].value!r}"
+                    self.failures.setdefault(told)
+                return trial.effects
         return None
 
-    def run(self, fatal: Point | None = None, *, learns: bool = False) -> int:
-        """The effects of a trial, in which a worker dies at ``fatal``, if there is one."""
-        trial, self.dead = next(self.numbers), None
-        before = self._count(trial)
-        self.scenarios.store.plan(None)
-        message = self.scenarios.deliveries.message(f"coverage:{uuid4()}", *self.args(trial), **self.kwargs(trial))
-        try:
-            self.endings = self.scenarios.deliver(message, partial(self._deliver_once, fatal, learns))
-            return self._count(trial) - before
-        finally:
-            self._unwind()
+    def causes(
+        self, wrong: Container[Point], found: Mapping[Point, int | None], points: Sequence[Point]
+    ) -> dict[Point, Statement]:
+        """By wrong death the statement that is to blame: where the effects have changed last."""
+        causes: dict[Point, Statement] = {}
+        for before, point in zip((None, *found), found, strict=False):
+            if point not in wrong:
+                continue
+            if before in causes and found[before] == found[point]:
+                causes[point] = causes[before]
+            elif before is None or found[point] is None:
+                causes[point] = point.statement
+            else:
+                causes[point] = self._culprit(points, before, point, found[before])
+        return causes
 
-    def _unwind(self) -> None:
-        if self.dead is not None:
-            self.dead.unwind()
-
-    def explain_silence(self) -> str:
-        name, ending = self.scenarios.deliveries.task.name, self.endings[-1]
-        why = "" if ending.how == "SUCCESS" else f"; it ended {ending.how}: {ending.value!r}"
-        return (
-            f"effects= counted none after a quiet run of {name}{why}: let it count those of its trial, and let args= "
-            "make arguments with which the body succeeds"
-        )
-
-    def _deliver_once(
-        self, fatal: Point | None, learns: bool, message: Message
-    ) -> tuple[DeliveryResult, list[Message]]:
-        is_traced = learns or (fatal is not None and self.dead is None)
-        call = partial(self.scenarios.deliver_once, message)
-        execution = MortalThread(call, self.source if is_traced else None, fatal, self.scenarios.store.bury)
-        execution.start_and_wait()
-        if learns:
-            self.points += execution.points
-            self.threads |= execution.threads
-        if execution.is_dead:
-            self.dead = execution
-            return DeliveryResult("DIED", WorkerDied()), self.scenarios.deliveries.published_by(message)
-        if execution.error is not None:
-            raise execution.error
-        delivered: tuple[DeliveryResult, list[Message]] = execution.result
-        return delivered
+    def _culprit(self, points: Sequence[Point], before: Point, after: Point, usual: int | None) -> Statement:
+        """The statement with which the effects stop to be as ``usual``; later passes of a loop may lie between."""
+        first, last = points.index(before) + 1, points.index(after)
+        same = bisect(points[first:last], False, key=lambda each: self.effects_of_death(each) != usual)
+        return _innermost(points[: first + same])
 
     def _count(self, trial: int) -> int:
         found: object = self.effects(trial)
@@ -359,3 +299,14 @@ class _Trials:
             told = f"effects={self.effects!r}: gave {found!r}, and must give a number or something with a length"
             raise TypeError(with_link(told, "errors#test-argument"))
         return len(found) if isinstance(found, Sized) else found
+
+
+def _innermost(points: Sequence[Point]) -> Statement:
+    """The innermost statement that is being executed after the last of them."""
+    inside: list[Statement] = []
+    for point in points:
+        if point.when == "before":
+            inside.append(point.statement)
+        elif point.statement in inside:
+            inside.remove(point.statement)
+    return inside[-1] if inside else points[-1].statement

@@ -20,16 +20,16 @@ import sysconfig
 import threading
 from asyncio import BaseEventLoop
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
-from celery_idempotent.testing.scenarios import WorkerDied
+from celery_idempotent.testing.scenarios import DeliveryResult, WorkerDied
 
 When = Literal["before", "after"]
 
@@ -69,33 +69,33 @@ class Source:
     """The code whose lines are the author's: the packages or files that ``names`` import or lie at."""
 
     def __init__(self, *names: str) -> None:
-        self._roots = tuple(each for name in names for each in _places(name))
+        self._places = [place for name in names for place in _places(name)]
+        self._foreign = [each for each in _FOREIGN if not any(place.startswith(each) for place in self._places)]
         self._is_ours: dict[CodeType, bool] = {}
 
     def has(self, code: CodeType) -> bool:
-        """Whether the author wrote it, and it runs in each delivery: the body of a module runs in one."""
+        """Whether the author wrote it, and it runs in each delivery: the body of a module runs in one.
+
+        Of what is installed, of Python and of this library only that which was asked for.
+        """
         if code not in self._is_ours:
             path = code.co_filename
-            is_below = any(path == root or path.startswith(f"{root}/") for root in self._roots)
-            self._is_ours[code] = is_below and code.co_name != "<module>" and not _is_foreign(path, self._roots)
+            is_authors = _is_below(path, self._places) and not _is_below(path, self._foreign)
+            self._is_ours[code] = is_authors and code.co_name != "<module>"
         return self._is_ours[code]
 
 
-def _places(name: str) -> Iterator[str]:
+def _is_below(path: str, places: Iterable[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)
+
+
+def _places(name: str) -> Iterable[str]:
     if "/" in name or name.endswith(".py"):
-        yield from {str(Path(name).absolute()), str(Path(name).resolve())}
-        return
-    module = sys.modules.get(name)
-    spec = getattr(module, "__spec__", None) or (find_spec(name) if module is None else None)
-    folders = getattr(spec, "submodule_search_locations", None)
-    yield from folders or [
-        path for path in [getattr(module, "__file__", None) or getattr(spec, "origin", None)] if path
-    ]
-
-
-def _is_foreign(path: str, roots: tuple[str, ...]) -> bool:
-    """Whether the file is of an installed package, of Python or of this library, unless it was asked for."""
-    return any(path.startswith(f"{place}/") and not any(root.startswith(place) for root in roots) for place in _FOREIGN)
+        return {str(Path(name).absolute()), str(Path(name).resolve())}
+    with suppress(ImportError):
+        module = import_module(name)
+        return getattr(module, "__path__", None) or [module.__file__ or ""]
+    return []
 
 
 @functools.cache
@@ -114,20 +114,10 @@ def _lines(path: str) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _manager_of(frame: FrameType, line: int) -> Any:
-    """The manager of a block, where the source has a name for it: ``with lock:``, ``with connect() as connection:``."""
-    for node in ast.walk(_tree(frame.f_code.co_filename)):
-        if isinstance(node, ast.With) and node.lineno == line:
-            for each in (node.items[-1].optional_vars, node.items[-1].context_expr):
-                known = {**frame.f_globals, **frame.f_locals}
-                if isinstance(each, ast.Name) and hasattr(type(known.get(each.id)), "__exit__"):
-                    return known[each.id]
-    return None
-
-
 @functools.cache
 def _heads_of_with(path: str) -> frozenset[int]:
-    return frozenset(each.lineno for each in ast.walk(_tree(path)) if isinstance(each, ast.With | ast.AsyncWith))
+    blocks = [each for each in ast.walk(_tree(path)) if isinstance(each, ast.With | ast.AsyncWith)]
+    return frozenset(line for each in blocks for line in (each.lineno, *range(each.lineno, each.body[0].lineno)))
 
 
 def _tree(path: str) -> ast.Module:
@@ -148,14 +138,14 @@ class _Unwinding(WorkerDied, GeneratorExit):
 
 
 class MortalThread(threading.Thread):
-    """Executes ``call`` in a process's place: to its end, or to its death right before or after ``statement``."""
+    """Executes a delivery, ``call``, in a process's place: to its end, or to its death at ``fatal``."""
 
     def __init__(
         self,
-        call: Callable[[], Any],
-        source: Source | None = None,
-        fatal: Point | None = None,
-        on_death: Callable[[], object] = lambda: None,
+        call: Callable[[], DeliveryResult],
+        source: Source | None,
+        fatal: Point | None,
+        on_death: Callable[[], object],
     ) -> None:
         super().__init__(daemon=True, name="a worker that may die")
         self._call = call
@@ -163,25 +153,24 @@ class MortalThread(threading.Thread):
         self._fatal = fatal
         self._on_death = on_death
         self._entered: dict[FrameType, dict[Statement, int]] = {}
-        self._managers: dict[tuple[FrameType, int], Any] = {}
         self._passes: Counter[Statement] = Counter()
-        self._settled, self._end = threading.Event(), threading.Event()
+        self._ending: Future[DeliveryResult] = Future()
+        self._end = threading.Event()
         self.is_dead = False
-        self.result: Any = None
-        self.error: BaseException | None = None
         #: What was come by, in order.
         self.points: list[Point] = []
-        #: Where the author starts threads, by path and line: in them nobody dies.
-        self.threads: dict[tuple[str, int], None] = {}
+        #: Where the author starts threads: in them nobody dies.
+        self.threads: list[str] = []
 
-    def start_and_wait(self) -> None:
-        """Until it has ended or died."""
+    def start_and_wait(self) -> DeliveryResult:
+        """How the delivery ended, or that its worker died."""
         self.start()
-        if not self._settled.wait(_HANGS):
+        if not wait([self._ending], _HANGS).done:
             where = f"{self.points[-1].statement.path}:{self.points[-1].statement.line}" if self.points else "its task"
             raise TimeoutError(
                 f"a delivery has not ended within {_HANGS:.0f} s, at {where}; does it wait for a dead one?"
             )
+        return self._ending.result()
 
     def unwind(self) -> None:
         """Have the dead thread let go of what it holds, and wait a moment for it."""
@@ -193,49 +182,46 @@ class MortalThread(threading.Thread):
         if self._source is not None:
             sys.settrace(self._call_frame)
         try:
-            self.result = self._call()
+            ending = self._call()
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-            self.error = error
+            if not self.is_dead:
+                self._ending.set_exception(error)
+        else:
+            if not self.is_dead:
+                self._ending.set_result(ending)
         finally:
             sys.settrace(None)
             sys.setprofile(None)
             self._entered.clear()
-            self._managers.clear()
-            self._settled.set()
         if self.is_dead:
-            self.result = self.error = None  # with whose frames go sessions, connections and locks
-            gc.collect(1)
+            gc.collect(1)  # with its frames go sessions, connections and locks
 
     def _call_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
-        caller = frame.f_back
-        if frame.f_code.co_name == "__enter__" and caller is not None and self._is_authors(caller.f_code):
-            self._managers[caller, caller.f_lineno] = frame.f_locals[frame.f_code.co_varnames[0]]
         if self._is_authors(frame.f_code):
             return self._trace
+        caller = frame.f_back
         if frame.f_code in _STARTERS:
             while caller is not None and not self._is_authors(caller.f_code):
                 caller = caller.f_back
             if caller is not None:
-                self.threads.setdefault((caller.f_code.co_filename, caller.f_lineno))
+                self.threads.append(f"{caller.f_code.co_filename}:{caller.f_lineno}")
         return None
 
     def _is_authors(self, code: CodeType) -> bool:
         return self._source is not None and self._source.has(code)
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        path, line = frame.f_code.co_filename, frame.f_lineno
         if self.is_dead:
-            if event == "line" and line not in _heads_of_with(path):
-                self._refuse()
+            if event == "line" and not _is_head_of_with(frame):
+                self._refuse(frame)
             return self._trace
         if event == "return" and not _is_suspended(frame):
             self._leave(frame, 0)
             self._entered.pop(frame, None)
-            self._managers = {key: each for key, each in self._managers.items() if key[0] is not frame}
         if event == "line":
-            self._leave(frame, line)
-            if span := _lines(path).get(line):
-                self._enter(frame, Statement(path, *span, frame.f_code.co_qualname))
+            self._leave(frame, frame.f_lineno)
+            if statement := _statement_at(frame):
+                self._enter(frame, statement)
         return self._trace
 
     def _enter(self, frame: FrameType, statement: Statement) -> None:
@@ -261,44 +247,53 @@ class MortalThread(threading.Thread):
     def _die(self, frame: FrameType) -> None:
         self.is_dead = True
         self._on_death()
-        self._settled.set()
+        self._ending.set_result(DeliveryResult("DIED", WorkerDied()))
         self._end.wait(_PATIENCE)
-        head = frame.f_lineno in _heads_of_with(frame.f_code.co_filename) and frame.f_lineno
-        if not any(each.line == head for each in self._entered.get(frame, ())):
-            self._refuse()
-        # At the end of a ``with`` block an exception comes too late for its manager. One that is written in C and has
-        # no name ends by itself now.
-        manager = self._managers.get((frame, head)) or _manager_of(frame, head)
-        if manager is not None:
-            self._leave_block(manager)
-            self._refuse()
+        if _is_head_of_with(frame) and _statement_at(frame) in self._entered.get(frame, ()):
+            sys.setprofile(self._forbid)  # an exception at the end of a block comes too late for its manager
+        else:
+            self._refuse(frame)
 
-    def _leave_block(self, manager: Any) -> None:
-        """Roll back what is not the author's; a generator of his ends with its frame."""
-        leave = type(manager).__exit__
-        code = getattr(getattr(manager, "gen", None), "gi_code", None) or getattr(leave, "__code__", None)
-        if code is None or not self._is_authors(code):
-            with suppress(BaseException):
-                leave(manager, _Unwinding, _Unwinding(), None)
+    def _refuse(self, frame: FrameType) -> None:
+        """Raise here, and see to it that nothing of the author's is executed on the way out.
 
-    def _refuse(self) -> None:
-        """Raise here, and see to it that nothing of the author's is called on the way out.
-
-        A trace function that raises is taken away, and so is a profile function: each puts the other back first.
+        A trace function that raises is taken away, and so is a profile function: the other one is left.
         """
+        sys.settrace(self._call_frame)
+        frame.f_trace = self._trace
         sys.setprofile(self._forbid)
         raise _Unwinding
 
     def _forbid(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Let the author's code call nothing but ``__exit__``, and tell that of an exception."""
         caller = frame if event == "c_call" else frame.f_back
         if event not in ("call", "c_call") or caller is None or not self._is_authors(caller.f_code):
             return
-        if frame.f_code.co_filename == __file__:
+        if caller.f_code.co_code[caller.f_lasti] == _EXITS:
             return
-        if caller.f_code.co_code[caller.f_lasti] != _EXITS:
-            sys.settrace(self._call_frame)
-            caller.f_trace = self._trace
-            raise _Unwinding
+        if leave := _called_exit(frame, event, argument):
+            with suppress(BaseException):
+                sys.call_tracing(leave, (_Unwinding, _Unwinding(), None))
+        self._refuse(caller)
+
+
+def _called_exit(frame: FrameType, event: str, argument: Any) -> Any:
+    """The bound ``__exit__`` that is called, if it is one."""
+    if event == "c_call":
+        return argument if argument.__name__ == "__exit__" else None
+    first = next(iter(frame.f_locals.values()), None)
+    leave = getattr(first[0] if isinstance(first, tuple) and first else first, "__exit__", None)
+    return leave if getattr(leave, "__code__", None) is frame.f_code else None
+
+
+def _statement_at(frame: FrameType) -> Statement | None:
+    path = frame.f_code.co_filename
+    span = _lines(path).get(frame.f_lineno)
+    return Statement(path, *span, frame.f_code.co_qualname) if span else None
+
+
+def _is_head_of_with(frame: FrameType) -> bool:
+    return frame.f_lineno in _heads_of_with(frame.f_code.co_filename)
 
 
 def _is_suspended(frame: FrameType) -> bool:

@@ -5,7 +5,6 @@ a crash there repeats it depends on the receiver and the policy. So it is tried,
 """
 
 from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import closing
 from typing import Any, Literal, get_args
 
 from celery import Task
@@ -13,8 +12,7 @@ from celery import Task
 from celery_idempotent.errors import IdempotencyError, OutcomeUnknown
 from celery_idempotent.integration.task.task import IdempotentMixin
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.testing.scenarios import Deliveries, DeliveryResult, Row, Scenarios, ScenarioStore
-from celery_idempotent.testing.stores import installed
+from celery_idempotent.testing.scenarios import Deliveries, DeliveryResult, Row, Scenarios
 from celery_idempotent.troubleshooting import with_link
 
 Promise = Literal["exactly once", "at least once", "at most once"]
@@ -62,13 +60,9 @@ def assert_effect_once(
     """
     __tracebackhide__ = True
     checked(task, promise)
-    with (
-        closing(ScenarioStore(task.app.conf.get("idempotency_store"))) as store,
-        Deliveries.of(task) as deliveries,
-        installed(store, task.app),
-    ):
-        count = _counting(effects, deliveries)
-        rows = Scenarios(deliveries, store, args, kwargs, count, reset).play_all()
+    with Deliveries.of(task) as deliveries:
+        count = _counting(deliveries.results if effects is None else effects)
+        rows = Scenarios(deliveries, args, kwargs, count, reset).play_all()
     if not all(_keeps(row, promise) for row in rows):
         raise AssertionError(_report(deliveries.task, promise, rows, are_runs=effects is None))
 
@@ -86,9 +80,7 @@ def checked(task: Task, promise: Promise) -> None:
         )
 
 
-def _counting(effects: Callable[[], int] | Sized | None, deliveries: Deliveries) -> Callable[[], int]:
-    if effects is None:
-        return lambda: deliveries.completed_bodies
+def _counting(effects: Callable[[], int] | Sized) -> Callable[[], int]:
     if isinstance(effects, Sized):
         return effects.__len__
     if callable(effects):
@@ -100,10 +92,15 @@ def _counting(effects: Callable[[], int] | Sized | None, deliveries: Deliveries)
     )
 
 
+def keeps(effects: int, expected: int, promise: Promise) -> bool:
+    """Whether what happened is what was promised of ``expected`` effects."""
+    if effects > expected:
+        return promise == "at least once"
+    return effects == expected or promise == "at most once"
+
+
 def _keeps(row: Row, promise: Promise) -> bool:
-    if row.effects == 1 or row.kind != "death":
-        return row.effects == 1
-    return row.effects > 1 if promise == "at least once" else row.effects == 0 and promise == "at most once"
+    return keeps(row.effects, 1, promise if row.kind == "death" else "exactly once")
 
 
 def _report(task: Task, promise: Promise, rows: Sequence[Row], *, are_runs: bool) -> str:

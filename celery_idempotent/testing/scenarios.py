@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any, Literal, NoReturn
@@ -30,9 +30,9 @@ from celery_idempotent.integration.task.task import IdempotentMixin
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, from_plain
-from celery_idempotent.protocol.store import OutboxMessage, Store, Transaction, TransactionalStore
+from celery_idempotent.protocol.store import Store, Transaction, TransactionalStore
 from celery_idempotent.stores import open_store
-from celery_idempotent.testing.stores import FakeStore
+from celery_idempotent.testing.stores import FakeStore, installed
 
 
 class WorkerDied(BaseException):
@@ -63,38 +63,74 @@ def nothing() -> None:
     """What happens before and after a body, unless somebody says otherwise."""
 
 
-class Deliveries:
-    """Delivers messages of ``task``, also from several threads at once; made and used within :meth:`of`."""
+DeliverOnce = Callable[[Message], DeliveryResult]
 
-    def __init__(self, task: Task) -> None:
+
+class Deliveries:
+    """Delivers messages of ``task`` as a broker and its workers would, also in several threads at once; see :meth:`of`.
+
+    Its records are in ``store``.
+    """
+
+    def __init__(self, task: Task, store: "ScenarioStore") -> None:
         self.task = task
+        self.store = store
         #: Called in the delivering thread right before and right after the body.
         self.before_body: Callable[[], None] = nothing
         self.after_body: Callable[[], None] = nothing
-        #: How many bodies have run to their end.
-        self.completed_bodies = 0
-        self._counting = threading.Lock()
+        #: What the bodies returned that have run to their end.
+        self.results: list[Any] = []
+        self.redelivers = comes_back_from_lost_worker(task)
+        policy = task.idempotency_policy if isinstance(task, IdempotentMixin) else None
+        self._lease = (policy.lease_ms + runtime_of(task.app).grace) / 1000 if policy else 0.0
         self._published: dict[str, list[Message]] = {}
 
     @classmethod
     @contextmanager
     def of(cls, task: Task) -> Iterator["Deliveries"]:
+        """Within the block nothing of ``task`` reaches its broker, its backend or the records of its store."""
         task = task.app.tasks[task.name]  # what was given may be a promise of the task
-        deliveries = cls(task)
-        run, apply_async = deliveries._watch(task.run), deliveries._catch(task.apply_async)
-        # A task is one instance per process, and Celery takes all three from it.
-        with patch.multiple(task, run=run, apply_async=apply_async, _backend=DisabledBackend(app=task.app)):
-            yield deliveries
+        with closing(ScenarioStore(task.app.conf.get("idempotency_store"))) as store, installed(store, task.app):
+            deliveries = cls(task, store)
+            run, apply_async = deliveries._watch(task.run), deliveries._catch(task.apply_async)
+            # A task is one instance per process, and Celery takes all three from it.
+            with patch.multiple(task, run=run, apply_async=apply_async, _backend=DisabledBackend(app=task.app)):
+                yield deliveries
 
     def message(self, key: str, *args: Any, **kwargs: Any) -> Message:
         return Message(args, kwargs, {KEY_HEADER: key})
 
-    def deliver(self, message: Message) -> tuple[DeliveryResult, list[Message]]:
-        """Deliver ``message`` once; how it ended, and what the task published in its place."""
+    def deliver(self, message: Message, deliver_once: DeliverOnce | None = None) -> list[DeliveryResult]:
+        """Deliver until nothing is left to deliver."""
+        deliver_once = deliver_once or self.deliver_once
+        endings: list[DeliveryResult] = []
+        waiting = [message]
+        while waiting and len(endings) < _MAX_DELIVERIES:
+            message = waiting.pop(0)
+            endings.append(deliver_once(message))
+            waiting += self.after(message, endings[-1])
+        return endings
+
+    def after(self, message: Message, ending: DeliveryResult) -> list[Message]:
+        """What a broker delivers after ``message`` ended so; the lease is over by then."""
+        coming = self._published[message.task_id]
+        if (ending.how == "REJECTED" and ending.value.requeue) or (ending.how == "DIED" and self.redelivers):
+            coming = [*coming, replace(message, is_redelivered=True)]
+        self.store.advance(self._lease if coming else 0)
+        return coming
+
+    def deliver_once(self, message: Message) -> DeliveryResult:
+        """How one delivery ended."""
+        self._published[message.task_id] = []
+        with self.store.delivering():
+            try:
+                return self._trace(message)
+            except WorkerDied as death:
+                return DeliveryResult("DIED", death)
+
+    def _trace(self, message: Message) -> DeliveryResult:
         task = self.task
         args, kwargs = wire_form(task, message.args, message.kwargs)
-        published: list[Message] = []
-        self._published[message.task_id] = published
         request = {
             "id": message.task_id,
             "root_id": message.task_id,
@@ -105,27 +141,16 @@ class Deliveries:
             "hostname": "celery@rehearsal",
             "delivery_info": {"exchange": "", "routing_key": "celery", "redelivered": message.is_redelivered},
         }
-        try:
-            traced = build_tracer(task.name, task, app=task.app)(message.task_id, args, kwargs, request)
-        except WorkerDied as death:
-            return DeliveryResult("DIED", death), published
+        traced = build_tracer(task.name, task, app=task.app)(message.task_id, args, kwargs, request)
         info = traced.info
-        return (
-            DeliveryResult("SUCCESS", traced.retval) if info is None else DeliveryResult(info.state, info.retval)
-        ), published
-
-    def published_by(self, message: Message) -> list[Message]:
-        """What the task has published in the place of ``message``, also where its delivery has not ended."""
-        return self._published.get(message.task_id, [])
+        return DeliveryResult("SUCCESS", traced.retval) if info is None else DeliveryResult(info.state, info.retval)
 
     def _watch(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(run)
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.before_body()
             try:
-                result = run(*args, **kwargs)
-                with self._counting:
-                    self.completed_bodies += 1
+                self.results.append(result := run(*args, **kwargs))
                 return result
             finally:
                 self.after_body()
@@ -167,14 +192,14 @@ class Row:
     endings: tuple[DeliveryResult, ...]
 
 
-Fate = Literal["request lost", "reply lost", "two answers lost", "dies before", "dies after"]
+Fate = Literal["request lost", "reply lost", "dies before", "dies after"]
 
-_FATES: tuple[tuple[Fate, Kind, str], ...] = (
-    ("request lost", "lost", "one request is lost at"),
-    ("reply lost", "lost", "one reply is lost at"),
-    ("two answers lost", "death", "two answers are lost at"),
-    ("dies before", "death", "the worker dies before"),
-    ("dies after", "death", "the worker dies after"),
+_FATES: tuple[tuple[Kind, str, tuple[Fate, ...]], ...] = (
+    ("lost", "one request is lost at", ("request lost",)),
+    ("lost", "one reply is lost at", ("reply lost",)),
+    ("death", "two answers are lost at", ("reply lost", "request lost")),
+    ("death", "the worker dies before", ("dies before",)),
+    ("death", "the worker dies after", ("dies after",)),
 )
 
 _WRITES = {
@@ -185,8 +210,18 @@ _WRITES = {
 }
 
 
+@dataclass
+class _Here:
+    """What the store knows of the delivery that a thread executes."""
+
+    number: int
+    owner: str = ""
+    has_claim: bool = False
+    is_dead: bool = False
+
+
 class ScenarioStore(FakeStore):
-    """A store that deals a fate to one write of one operation, in the thread that executes it.
+    """A store that deals fates to the writes of one operation, in the threads that execute its deliveries.
 
     ``own`` is the app's own store, or its URL: in its database are the transactions of bodies, and none of our records.
     """
@@ -197,35 +232,29 @@ class ScenarioStore(FakeStore):
         self._own: Store | None = None
         #: The operation's writes so far, by the name that people know.
         self.writes: list[str] = []
-        self._fate: tuple[int, Fate] | None = None
-        self._thread = 0
+        self._fates: dict[int, Fate] = {}
         self._deliveries = 0
-        self._has_claim = False
-        self._owner = ""
         self._dead_owners: set[str] = set()
-        self._dead_threads: set[int] = set()
+        self._thread = threading.local()
 
-    def plan(self, fate: tuple[int, Fate] | None) -> None:
-        """Begin an operation; ``fate`` is for its write of that number."""
-        self.writes, self._fate, self._deliveries = [], fate, 0
+    def plan(self, number: int = 0, fates: Sequence[Fate] = ()) -> None:
+        """Begin an operation; ``fates`` are for its writes from that number on."""
+        self.writes, self._fates, self._deliveries = [], dict(enumerate(fates, number)), 0
 
     @contextmanager
     def delivering(self) -> Iterator[None]:
         """Within the block the calling thread executes a delivery of the operation."""
-        thread = threading.get_ident()
-        self._thread, self._has_claim, self._owner = thread, False, ""
         self._deliveries += 1
+        self._thread.here = _Here(self._deliveries)
         try:
             yield
         finally:
-            self._dead_threads.discard(thread)  # another may get its number
-            if self._thread == thread:  # one that died may come to its end in the midst of the next
-                self._thread = 0
+            del self._thread.here
 
     def bury(self) -> None:
         """Take nothing from the attempt of the delivery any more, neither from its thread nor from its heartbeat."""
-        self._dead_owners.add(self._owner)
-        self._dead_threads.add(threading.get_ident())
+        self._thread.here.is_dead = True
+        self._dead_owners.add(self._thread.here.owner)
 
     def die(self) -> NoReturn:
         """End the delivery: nothing of it is written from now on."""
@@ -270,26 +299,25 @@ class ScenarioStore(FakeStore):
             self._own.close()
 
     def _meet_fate(self, new: Record, what: str, swap: Callable[[], Record | None]) -> Record | None:
-        if threading.get_ident() in self._dead_threads:
-            raise WorkerDied
-        if threading.get_ident() != self._thread:
+        here: _Here | None = getattr(self._thread, "here", None)
+        if here is None:
             if new.owner in self._dead_owners:  # the heartbeat's thread must see an error that it knows
                 raise StoreUnavailable(repr(self), "swap", "the worker is dead")
             return swap()
-        self._owner = new.owner
-        number = len(self.writes)
-        self.writes.append(self._name(what))
-        fate = self._fate[1] if self._fate and self._fate[0] == number else None
-        is_repetition = self._fate == (number - 1, "two answers lost")
+        if here.is_dead:
+            raise WorkerDied
+        here.owner = new.owner
+        fate = self._fates.get(len(self.writes))
+        self.writes.append(self._name(what, here))
         if fate == "dies before":
             self.die()
-        if fate == "request lost" or is_repetition:
+        if fate == "request lost":
             raise StoreUnavailable(repr(self), "swap", "the request is lost")
         stored = swap()
-        self._has_claim |= stored is not None and stored.revision == new.revision
+        here.has_claim |= stored is not None and stored.revision == new.revision
         if fate == "dies after":
             self.die()
-        if fate in ("reply lost", "two answers lost"):
+        if fate == "reply lost":
             raise StoreUnavailable(repr(self), "swap", "the reply is lost")
         return stored
 
@@ -304,10 +332,10 @@ class ScenarioStore(FakeStore):
                 return f"{what} of step {name!r}"
         return "a write of the body"
 
-    def _name(self, what: str) -> str:
-        name = what if self._has_claim else "the claim"
-        if self._deliveries > 1:
-            name += f" of delivery {self._deliveries}"
+    def _name(self, what: str, here: _Here) -> str:
+        name = what if here.has_claim else "the claim"
+        if here.number > 1:
+            name += f" of delivery {here.number}"
         return name if name not in self.writes else f"{name}, again"
 
 
@@ -321,11 +349,7 @@ class _ScenarioTransaction:
         self._store = store
         self._own = own
         self._write: tuple[Record, str] | None = None
-        self._is_open = True
-
-    @property
-    def connection(self) -> Any:
-        return self._own.connection
+        self.connection, self.enqueue, self.rollback = own.connection, own.enqueue, own.rollback
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
         stored = self._store.get(new.key)
@@ -334,51 +358,30 @@ class _ScenarioTransaction:
         self._write = (new, expected)
         return new
 
-    def enqueue(self, message: OutboxMessage) -> None:
-        self._own.enqueue(message)
-
     def commit(self) -> None:
         assert self._write is not None, "swap() comes before commit()"
         try:
-            self._store.commit(*self._write, self._commit)
+            self._store.commit(*self._write, self._own.commit)
         finally:
-            if self._is_open:
-                self._own.rollback()
-
-    def rollback(self) -> None:
-        self._own.rollback()
-
-    def _commit(self) -> None:
-        self._is_open = False
-        self._own.commit()
+            self._own.rollback()  # unless it was committed
 
 
-DeliverOnce = Callable[[Message], tuple[DeliveryResult, list[Message]]]
-
-
-@dataclass
+@dataclass(frozen=True)
 class Scenarios:
     """All scenarios of one call."""
 
     deliveries: Deliveries
-    store: ScenarioStore
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    count: Callable[[], int] = int
-    reset: Callable[[], object] = nothing
-
-    def __post_init__(self) -> None:
-        task = self.deliveries.task
-        policy = task.idempotency_policy if isinstance(task, IdempotentMixin) else None
-        self._lease = (policy.lease_ms + runtime_of(task.app).grace) / 1000 if policy else 0.0
-        self.redelivers = comes_back_from_lost_worker(task)
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    count: Callable[[], int]
+    reset: Callable[[], object]
 
     def play_all(self) -> list[Row]:
         """What came of each; only the first if that says nothing about one effect."""
-        once = self._play("delivery", "delivered once", self.deliver)
+        once = self._play("delivery", "delivered once", self.deliveries.deliver)
         if once.effects != 1:
             return [once]
-        writes = self.store.writes
+        writes = self.deliveries.store.writes
         return [
             once,
             self._play("delivery", "delivered twice", self._deliver_and_duplicate),
@@ -387,9 +390,9 @@ class Scenarios:
             self._play("death", "the worker dies as the body begins", partial(self._die, "before_body")),
             self._play("death", "the worker dies as the body ends", partial(self._die, "after_body")),
             *(
-                self._play(kind, f"{what} {write}", self._deliver_and_duplicate, (number, fate))
+                self._play(kind, f"{what} {write}", self._deliver_and_duplicate, number, fates)
                 for number, write in enumerate(writes)
-                for fate, kind, what in _FATES
+                for kind, what, fates in _FATES
             ),
         ]
 
@@ -398,74 +401,47 @@ class Scenarios:
         kind: Kind,
         name: str,
         act: Callable[[Message], list[DeliveryResult]],
-        fate: tuple[int, Fate] | None = None,
+        number: int = 0,
+        fates: Sequence[Fate] = (),
     ) -> Row:
         self.reset()
         before = self.count()
-        self.store.plan(fate)
+        self.deliveries.store.plan(number, fates)
         endings = act(self.deliveries.message(f"rehearsal:{uuid4()}", *self.args, **self.kwargs))
         return Row(kind, name, self.count() - before, tuple(endings))
-
-    def deliver(self, message: Message, deliver_once: DeliverOnce | None = None) -> list[DeliveryResult]:
-        """Deliver until nothing is left to deliver; every time after the lease."""
-        deliver_once = deliver_once or self.deliver_once
-        endings: list[DeliveryResult] = []
-        waiting = [message]
-        while waiting and len(endings) < _MAX_DELIVERIES:
-            message = waiting.pop(0)
-            ending, published = deliver_once(message)
-            endings.append(ending)
-            waiting += self._next(message, ending, published)
-            self.store.advance(self._lease if waiting else 0)
-        return endings
-
-    def deliver_once(self, message: Message) -> tuple[DeliveryResult, list[Message]]:
-        """One delivery, how it ended, and what was published in its place."""
-        with self.store.delivering():
-            return self.deliveries.deliver(message)
-
-    def _next(self, message: Message, ending: DeliveryResult, published: Sequence[Message]) -> list[Message]:
-        """What a broker delivers then."""
-        given_back = ending.how == "REJECTED" and ending.value.requeue
-        if given_back or (ending.how == "DIED" and self.redelivers):
-            return [*published, replace(message, is_redelivered=True)]
-        return list(published)
 
     def _deliver_and_duplicate(self, message: Message) -> list[DeliveryResult]:
         """All its deliveries, and another message of the operation, as a publisher sends it who got no answer.
 
         But that one must not make up for a message that is lost.
         """
-        endings = self.deliver(message)
-        return endings if endings[-1].how == "DIED" else endings + self.deliver(_duplicate(message))
+        endings = self.deliveries.deliver(message)
+        return endings if endings[-1].how == "DIED" else endings + self.deliveries.deliver(_duplicate(message))
 
     def _deliver_two(self, moment: Moment, message: Message) -> list[DeliveryResult]:
         """While the first delivery is at ``moment``, a second one comes, and gets as far or is sent away."""
         first, second = message, _duplicate(message)
         comings = itertools.count()
         is_settled = threading.Event()
-        delivered: list[Future[tuple[DeliveryResult, list[Message]]]] = []
+        delivered: list[Future[DeliveryResult]] = []
 
         def come() -> None:
             if next(comings):
                 is_settled.set()  # it is the second itself, which waits for nobody: both are in the body
                 return
-            delivered.append(thread.submit(self.deliveries.deliver, second))
+            delivered.append(thread.submit(self.deliveries.deliver_once, second))
             delivered[0].add_done_callback(lambda _: is_settled.set())
             is_settled.wait(_MEETS_WITHIN)
 
         with patch.object(self.deliveries, moment, come), ThreadPoolExecutor(1) as thread:
-            ended = [(first, *self.deliveries.deliver(first))]
-        ended += [(second, *each.result()) for each in delivered]
-        endings = [ending for _, ending, _ in ended]
-        for each in [waiting for one in ended for waiting in self._next(*one)]:
-            self.store.advance(self._lease)
-            endings += self.deliver(each)
-        return endings
+            ended = [(first, self.deliveries.deliver_once(first))]
+        ended += [(second, each.result()) for each in delivered]
+        coming = [each for one in ended for each in self.deliveries.after(*one)]
+        return [ending for _, ending in ended] + [end for each in coming for end in self.deliveries.deliver(each)]
 
     def _die(self, moment: Moment, message: Message) -> list[DeliveryResult]:
         """The first delivery that comes to ``moment`` dies there."""
-        deaths = iter((self.store.die,))
+        deaths = iter((self.deliveries.store.die,))
         with patch.object(self.deliveries, moment, lambda: next(deaths, nothing)()):
             return self._deliver_and_duplicate(message)
 
