@@ -15,6 +15,7 @@ from tests.support.deliveries import an_app
 from tests.support.effect_receiver import Booking, Charging, charge, charge_once
 
 app = an_app()
+lock = threading.Lock()
 holes: dict[str, Any] = {}
 sound: dict[str, Any] = {}
 others: dict[str, Any] = {}
@@ -149,21 +150,21 @@ _inside(sound, "sound_manager", helpers.charged_with_key)
 
 @_task(holes)
 def _their_manager_entry(order: str) -> str:
-    with Charging(order, "enter"):  # hole: their_manager_entry
+    with Charging(order):  # hole: their_manager_entry
         found = order
     return found
 
 
 @_task(holes)
 def _their_manager_exit(order: str) -> str:
-    with Charging(order, "exit"):  # hole: their_manager_exit
+    with Booking(order):  # hole: their_manager_exit
         found = order
     return found
 
 
 @_task(holes)
 def _transaction(order: str) -> str:
-    with Booking(order):  # hole: transaction
+    with Booking(order), lock:  # hole: transaction
         found = order
         found += ""
     return found
@@ -286,7 +287,6 @@ def _early(order: str) -> str:
     return order if charge(order) is None else ""  # type: ignore[func-returns-value]
 
 
-lock = threading.Lock()
 ends = count()
 
 

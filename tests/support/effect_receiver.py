@@ -37,15 +37,12 @@ class Booking:
 
 
 class Charging:
-    """A context manager of somebody else's, that charges on its way in, or out."""
+    """A context manager of somebody else's, that charges on its way in."""
 
-    def __init__(self, order: str, at: str) -> None:
-        self._order, self._at = order, at
+    def __init__(self, order: str) -> None:
+        self._order = order
 
     def __enter__(self) -> None:
-        if self._at == "enter":
-            charge(self._order)
+        charge(self._order)
 
-    def __exit__(self, *_: Any) -> None:
-        if self._at == "exit":
-            charge(self._order)
+    def __exit__(self, *_: Any) -> None: ...

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.testing import effect_coverage
+from celery_idempotent.testing import deaths, effect_coverage
 from tests.support import effect_helpers, effect_holes
 from tests.support.effect_receiver import charges
 
@@ -17,6 +17,12 @@ HOLES = {
     for number, line in enumerate(Path(path).read_text().splitlines(), 1)
     if "# hole: " in line
 }
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead worker lets go of what the next one waits for."""
+    monkeypatch.setattr(deaths, "_PATIENCE", 0.2)
 
 
 def covered(task: Any, **options: Any) -> Any:
