@@ -80,10 +80,8 @@ class OptionUnknown(PolicyError):
 class Broker:
     """What matters of the broker here."""
 
-    driver: str
-    """kombu's name of the transport's, such as ``"sqs"``."""
-    visibility_timeout: float | None
-    """Seconds; None where the broker has none."""
+    driver: str  # kombu's name of the transport's, such as "sqs"
+    visibility_timeout: float | None  # seconds; None where the broker has none
 
     @property
     def is_sqs(self) -> bool:

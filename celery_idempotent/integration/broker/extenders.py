@@ -32,21 +32,16 @@ def require(whole: Any, *names: str) -> None:
 class Refused:
     """The messages that a broker did not extend, by tag, with the reason; it did extend the others."""
 
-    gone: Mapping[str, str] = field(default_factory=dict)
-    """Those that are not this worker's any more."""
-    failed: Mapping[str, str] = field(default_factory=dict)
-    """Those to ask for again."""
+    gone: Mapping[str, str] = field(default_factory=dict)  # those that are not this worker's any more
+    failed: Mapping[str, str] = field(default_factory=dict)  # those to ask for again
 
 
 class RedisExtender:
     """kombu keeps the time of each delivery in a sorted set, and delivers again what stands there for too long."""
 
-    size = 1000
-    """Messages in one request."""
-    longest = float("inf")
-    """Seconds for which a message can be held in all."""
-    queues: tuple[str, ...] = ("",)
-    """What has to be looked after though no message of it is held."""
+    size = 1000  # messages in one request
+    longest = float("inf")  # seconds for which a message can be held in all
+    queues: tuple[str, ...] = ("",)  # what has to be looked after though no message of it is held
 
     def __init__(self, channel: Any) -> None:
         require(channel, "conn_or_acquire", "unacked_index_key", "visibility_timeout", "qos")
@@ -80,8 +75,7 @@ class SqsExtender:
     """SQS counts by itself, and is told by the receipt of each message, which is kombu's delivery tag."""
 
     size = 10
-    longest = 12 * 3600.0 - 60
-    """SQS's limit since it handed the message out; it may have been on its way for a while."""
+    longest = 12 * 3600.0 - 60  # SQS's limit since it handed the message out, which may have been on its way
     queues: tuple[str, ...] = ()
 
     def __init__(self, channel: Any) -> None:

@@ -26,10 +26,8 @@ class Hint:
     found: str
     cost: str
     instead: str
-    is_default: bool
-    """Whether nobody wrote what was found."""
-    is_grave: bool = False
-    """Whether messages are lost or workers end by it."""
+    is_default: bool  # whether nobody wrote what was found
+    is_grave: bool = False  # whether messages are lost or workers end by it
 
     @property
     def is_advice(self) -> bool:

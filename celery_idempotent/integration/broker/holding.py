@@ -37,19 +37,13 @@ _SHARE = 3
 class HeldMessage:
     """A message that a worker has and has not acknowledged; times are seconds on one clock that never jumps."""
 
-    tag: str
-    """What the broker knows this delivery by."""
-    queue: str
-    """What its visibility timeout belongs to."""
+    tag: str  # what the broker knows this delivery by
+    queue: str  # what its visibility timeout belongs to
     received: float
-    extended: float
-    """When its visibility timeout began to run again; at first, when it came."""
-    request: Callable[[], Any]
-    """Celery's request for it, or None. It is not kept alive here: Celery does so until it is done."""
-    deadline: float = inf
-    """Seconds that its body may run; infinite where nothing says so."""
-    is_warned: bool = False
-    """Whether people were told that its broker will extend it no further."""
+    extended: float  # when its visibility timeout began to run again; at first, when it came
+    request: Callable[[], Any]  # Celery's, or None; it is not kept alive here, as Celery does so until it is done
+    deadline: float = inf  # seconds that its body may run; infinite where nothing says so
+    is_warned: bool = False  # whether people were told that its broker will extend it no further
     began: bool = False
     running_since: float = inf
 

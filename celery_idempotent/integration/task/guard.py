@@ -83,23 +83,14 @@ def delivery_of(
 
 @dataclass(eq=False)  # it sends signals, and who does must have a hash
 class Guard:
-    """Lets each operation called ``name`` through once.
+    """Lets each operation called ``name`` through once."""
 
-    Args:
-        name: In records, logs and, where the policy has no scope, keys.
-        declared: The policy of its operations; None for that of the settings.
-        where: Tells the settings; asked at the first call.
-        sender: Of its signals; default: the guard itself.
-        until: By the local clock, when this process ends.
-        reserve: Milliseconds; the shortest time that a takeover waits after a lease.
-    """
-
-    name: str
-    declared: Policy | None
-    where: Callable[[], Runtime]
-    sender: Any = None
-    until: float = inf
-    reserve: int = 0
+    name: str  # in records, logs and, where the policy has no scope, keys
+    declared: Policy | None  # None for that of the settings
+    where: Callable[[], Runtime]  # tells the settings; asked at the first call
+    sender: Any = None  # of its signals; default: the guard itself
+    until: float = inf  # when this process ends, by the local clock
+    reserve: int = 0  # the shortest time that a takeover waits after a lease, in milliseconds
 
     def introduce(self, caller: Any, key_for: Callable[..., str]) -> None:
         """Have what people call, and name where they connect signals, tell its name, keys and promise."""
