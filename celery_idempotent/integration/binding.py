@@ -188,12 +188,9 @@ def _refuse_unsupported_body(cls: type) -> None:
 
 
 def refuse_unfinished(value: Any, task: str) -> None:
-    """Refuse what a body returned, if the body has still to run: nobody would ever run it.
-
-    Call it before anything is recorded. A decorator, a partial, a callable object or ``return helper()`` may return
-    such a thing from what looks like a plain function. It is closed, so that Python does not warn of it, too. What the
-    body did before it returned has happened; nothing of what it returned has.
-    """
+    """Refuse, before anything is recorded, what a body returned that has still to run: nobody would ever run it."""
+    # A decorator, a partial, a callable object or "return helper()" may return such a thing from what looks like a
+    # plain function. It is closed, so that Python does not warn of it, too. What the body did before has happened.
     if is_unfinished(value):
         remedy = _AWAIT if isinstance(value, Awaitable) else ITERATE
         raise PolicyError("body", task, f"it returned an unfinished {type(value).__name__}, which {LATE}; {remedy}")

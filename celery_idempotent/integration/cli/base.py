@@ -57,8 +57,7 @@ class Invocation:
     def __init__(self, context: click.Context, as_json: bool) -> None:
         self.context = context
         self.as_json = as_json
-        #: The warnings that were printed so far.
-        self.warned: list[str] = context.meta[_WARNED]
+        self.warned: list[str] = context.meta[_WARNED]  # that were printed so far
 
     @cached_property
     def app(self) -> Celery:

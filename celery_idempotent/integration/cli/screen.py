@@ -115,9 +115,8 @@ def counted(label: str, items: Iterable[T], *, total: int | None = None) -> Iter
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
     shown = (BarColumn(), MofNCompleteColumn()) if total else (TextColumn("{task.completed:,}"),)
-    with Progress(
-        SpinnerColumn(), TextColumn(label), *shown, console=_console(stderr=True), transient=True
-    ) as progress:
+    columns = SpinnerColumn(), TextColumn(label), *shown
+    with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
         yield from progress.track(items, total=total, description=label)
 
 

@@ -157,10 +157,8 @@ class Backlog:
 
     def __init__(self, clock: Callable[[], float] = clock.monotonic) -> None:
         self._clock = clock
-        #: Whether anybody wants to know.
-        self.is_watched = False
-        #: How many wait; None if nobody has counted.
-        self.messages: int | None = None
+        self.is_watched = False  # whether anybody wants to know
+        self.messages: int | None = None  # how many wait; None if nobody has counted
         self._counted_at = self._oldest_since = 0.0
 
     def look(self, waiting: Callable[[int], list[WaitingMessage]], now: Callable[[], int]) -> None:

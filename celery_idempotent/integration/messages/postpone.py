@@ -141,10 +141,8 @@ def _delay_options(app: Celery, request: Context, delay: int) -> dict[str, Any]:
 
 
 def way_back(app: Celery, request: Context, options: Mapping[str, Any], *, is_rabbitmq: bool) -> dict[str, Any]:
-    """Options by which a message comes out where the message of ``request`` did; none where its author sends it.
-
-    None, too, where this process knows no queue that it can have come out of: the exchange stays as Celery has it.
-    """
+    """Options by which a message comes out where the message of ``request`` did; none where its author sends it."""
+    # None, too, where this process knows no queue that it can have come out of: the exchange stays as Celery has it.
     info = request.delivery_info or {}
     exchange, key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
     # As Celery takes them from the delivery, or else somebody sends the message elsewhere.

@@ -212,11 +212,9 @@ def policies_of(app: Celery) -> PolicyOf:
 
 
 class Purge(Periodic):
-    """Purges in a thread of the worker's main process, every ``idempotency_purge`` seconds.
+    """Purges in a thread of the worker's main process, every ``idempotency_purge`` seconds."""
 
-    Workers do it one after the other as chance has it; two at once delete different records.
-    """
-
+    # Workers do it one after the other as chance has it; two at once delete different records.
     work = "purge"
 
     def include_if(self, parent: Any) -> bool:
