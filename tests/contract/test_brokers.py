@@ -18,8 +18,8 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from celery_idempotent.integration.broker.extenders import Extender, extender_of, survive_expired_receipts
-from lab.embedded import EmbeddedRedis
-from tests.support.redis_servers import GROUP, EmbeddedSentinel
+from lab.embedded import EmbeddedRedis, EmbeddedSentinel
+from lab.embedded.redis import GROUP
 from tests.support.waiting import wait_until
 
 

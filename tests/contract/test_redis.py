@@ -21,8 +21,9 @@ from celery_idempotent.stores.redis import RedisStore, hashes
 from celery_idempotent.stores.redis.client import read_url
 from celery_idempotent.testing import OutageContract, StoreContract
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival
-from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
-from tests.support.redis_servers import GROUP, HOST, EmbeddedSentinel, administrator, opened, redis_key, replica_of
+from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster, EmbeddedSentinel
+from lab.embedded.redis import GROUP
+from tests.support.redis_servers import HOST, administrator, opened, redis_key, replica_of
 from tests.support.stores import kept
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until

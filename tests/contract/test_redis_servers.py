@@ -14,13 +14,11 @@ from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival
-from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster
-from lab.embedded.redis import DURABLE
+from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster, EmbeddedSentinel
+from lab.embedded.redis import DURABLE, GROUP
 from tests.support.certificates import Certificates, new_certificates
 from tests.support.redis_servers import (
-    GROUP,
     HOST,
-    EmbeddedSentinel,
     a_user,
     administrator,
     node_id,

