@@ -18,7 +18,7 @@ VISIBILITY_TIMEOUT = 10
 SLOW_BODY = 13.0  # longer than both: the broker redelivers a body that is still running
 
 
-_VARIABLES = {each: f"LAB_{each.upper()}" for each in ("broker_url", "store_url", "folder", "queue")}
+_VARIABLES = {each: f"LAB_{each.upper()}" for each in ("broker_url", "store_url", "folder", "queue", "lease")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +29,12 @@ class Settings:
     store_url: str
     folder: Path
     queue: str = "orders"
+    lease: float = LEASE
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
         found: Any = {name: environ[variable] for name, variable in _VARIABLES.items()}
-        return cls(**{**found, "folder": Path(found["folder"])})
+        return cls(**{**found, "folder": Path(found["folder"]), "lease": float(found["lease"])})
 
     def environ(self) -> dict[str, str]:
         """The variables that make a child process read these settings back."""

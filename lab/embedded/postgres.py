@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from lab.embedded.server import HOST, Server, package
 
@@ -15,7 +17,21 @@ ACCOUNT = "embedded_postgres"
 
 
 class EmbeddedPostgres(Server):
-    """A private PostgreSQL with durable commits, its database `postgres` empty."""
+    """A private PostgreSQL with durable commits, its database `postgres` empty.
+
+    Args:
+        settings: More of the server's settings.
+        copy_of: A running server of which this is to be a standby; it then has what that one has.
+    """
+
+    def __init__(
+        self,
+        port: int | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        copy_of: EmbeddedPostgres | None = None,
+    ) -> None:
+        super().__init__(port)
+        self._settings, self._copy_of = settings, copy_of
 
     @staticmethod
     def missing() -> str | None:
@@ -37,21 +53,22 @@ class EmbeddedPostgres(Server):
             utils.ensure_folder_permissions(self._bin, 0o055)
             utils.ensure_folder_permissions(self._bin.parent / "lib", 0o044)
             self.folder.chmod(0o755)
-        (self.folder / "data").mkdir()
-        if self._account:
-            shutil.chown(self.folder / "data", self._account)
+        if self._copy_of is not None:
+            self.copy(self._copy_of)
+            return
         options = ("--auth=trust", "--encoding=utf8", "--username=postgres", "--no-sync", "--no-instructions")
-        subprocess.run(
-            [self._bin / "initdb", *options, "-D", self.folder / "data"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            user=self._account,
-            cwd=self.folder,
+        self._fill("initdb", *options)
+
+    def copy(self, primary: EmbeddedPostgres) -> None:
+        """Be a standby of a running server from the next start on, with its data and none of one's own."""
+        self._fill(
+            "pg_basebackup", "-R", "-c", "fast", "--no-sync", "-d", f"postgresql://postgres@{HOST}:{primary.port}"
         )
 
     def launch(self) -> subprocess.Popen[bytes]:
         (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)  # of a killed one
-        options = ("-h", HOST, "-p", str(self.port), "-k", "", "-c", "max_connections=200")
+        settings = {"max_connections": "200", **self._settings}
+        options = ("-h", HOST, "-p", str(self.port), "-k", "", *(f"--{name}={it}" for name, it in settings.items()))
         return self.start_program(
             str(self._bin / "postgres"), "-D", str(self.folder / "data"), *options, user=self._account
         )
@@ -62,6 +79,15 @@ class EmbeddedPostgres(Server):
         except OSError:
             return False
         return len(lines) == 8 and lines[7].strip() == "ready"
+
+    def _fill(self, program: str, *options: str) -> None:
+        data = self.folder / "data"
+        shutil.rmtree(data, ignore_errors=True)
+        data.mkdir(0o700)
+        if self._account:
+            shutil.chown(data, self._account)
+        command = [str(self._bin / program), *options, "-D", str(data)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, user=self._account, cwd=self.folder)
 
     @property
     def _bin(self) -> Path:

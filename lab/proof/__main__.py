@@ -78,13 +78,14 @@ def main(context: click.Context, publish: bool) -> None:
 @_seed
 @click.pass_context
 def everything(context: click.Context, quick: bool, seed: int) -> None:
-    """Explorer, mutants, oracle, sweeps, strikes, faults, recovery, baselines, and the table of all of them."""
+    """All of these but the soak, and the table of them."""
     context.invoke(explorer, quick=quick)
     context.invoke(mutants)
     context.invoke(oracle, examples=50 if quick else 500)
     context.invoke(sweep, quick=quick)
     context.invoke(strikes, every=11 if quick else 1)
     context.invoke(faults, stores=campaign.STORES, faulted=1_000 if quick else 20_000, first=0, seed=seed)
+    context.invoke(failover, quick=quick)
     if not quick:
         context.invoke(recovery, seed=seed)
         context.invoke(baselines, seed=seed)
@@ -217,6 +218,21 @@ def recovery(seed: int) -> None:
     wrong, early = sum(each.wrong for each in found), sum(each.early for each in found)
     if wrong or early:
         raise click.ClickException(f"{wrong} operations without an effect or with several, {early} before their lease")
+
+
+@main.command()
+@_quick
+def failover(quick: bool) -> None:
+    """Promote replicas of Valkey and PostgreSQL that lack what was acknowledged, under real workers."""
+    from lab.proof import failover as module
+
+    with _told("failover") as progress:
+        found = module.run(module.plan(quick=quick), progress)
+    told = [each.as_json() for each in found]
+    columns = ("pair", "primary", "promotions", "operations", "lost", "different", "stuck", "p50", "max")
+    rows = [[each[column] for column in columns] for each in told]
+    console.print(a_table("From the loss of a primary until all is well, in seconds", columns, rows))
+    _campaign("failover", [row for each in found for row in each.rows], failovers=told)
 
 
 @main.command()

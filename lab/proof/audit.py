@@ -103,12 +103,13 @@ def judge_effects(promises: Mapping[str, Promise], rows: Iterable[Row], unknown:
         effects[row.order] += row.what == "effect"
     ends = {operation: Status.UNKNOWN if operation in unknown else Status.COMPLETED for operation in promises}
     return [
-        _verdict(operation, Seen(promise=promise, effects=effects[operation], status=ends[operation]))
+        verdict_of(operation, Seen(promise=promise, effects=effects[operation], status=ends[operation]))
         for operation, promise in promises.items()
     ]
 
 
-def _verdict(operation: str, seen: Seen, hit: int = 0, *problems: str) -> Verdict:
+def verdict_of(operation: str, seen: Seen, hit: int = 0, *problems: str) -> Verdict:
+    """Of one operation, so many of whose deliveries were hit by a nemesis; ``problems`` are further ones."""
     return Verdict(
         task=operation,
         promise=seen.promise.name,
@@ -140,7 +141,7 @@ def _judged(
         excused=sum(each.has_effect for each in hit),
         may_be_unknown=bool(hit),
     )
-    return _verdict(operation, seen, len(hit), *_contradictions(evidence, seen, rows, told, kept, operation))
+    return verdict_of(operation, seen, len(hit), *_contradictions(evidence, seen, rows, told, kept, operation))
 
 
 def _contradictions(

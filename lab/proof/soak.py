@@ -307,7 +307,7 @@ class _Soak:
     def run(self) -> Evidence:
         """Strike, quiet down, deliver everything once more."""
         app = Celery(set_as_current=False)
-        app.conf.update(_configuration(self.settings))
+        app.conf.update(configuration(self.settings))
         with contextlib.closing(app), app.producer_or_acquire() as producer:
 
             def publish(each: Publication) -> None:
@@ -444,7 +444,7 @@ class _Soak:
         return rows_in(self.settings.folder)
 
 
-def _configuration(settings: Settings) -> dict[str, Any]:
+def configuration(settings: Settings) -> dict[str, Any]:
     """Of Celery, for everybody who may be the first to make a queue."""
     configuration = settings.celery() | {"idempotency_hold_messages": True}
     if "visibility_timeout" in configuration["broker_transport_options"]:
@@ -459,7 +459,7 @@ class _Policy(ShortDelays):
 def _make_app(settings: Settings) -> Celery:
     """Three promises and a control, and a witness of everything."""
     app = Celery("soak", set_as_current=False)
-    app.conf.update(_configuration(settings))
+    app.conf.update(configuration(settings))
     ledger, gateway = Ledger(settings.folder / "ledger.jsonl"), Gateway(Ledger(settings.folder / "bank.jsonl"))
 
     def body(task: Any, operation: str, seconds: float) -> str:
@@ -475,7 +475,9 @@ def _make_app(settings: Settings) -> Celery:
 
     for name, promise in PROMISES.items():
         rules: dict[str, Any] = {"max_takeovers": None} if name != "refuse" else {}
-        policy = _Policy(key="operation", lease=LEASE, backoff=BACKOFF, on_takeover=promise.on_takeover, **rules)
+        policy = _Policy(
+            key="operation", lease=settings.lease, backoff=BACKOFF, on_takeover=promise.on_takeover, **rules
+        )
         app.task(name=f"soak.{name}", bind=True, shared=False, base=IdempotentTask, idempotent=policy)(body)
     app.task(name=f"soak.{BARE}", bind=True, shared=False)(body)
 

@@ -1,0 +1,160 @@
+"""A primary and its replica, which change places at each fail-over: Valkey under a sentinel, and PostgreSQL."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
+
+from lab.embedded.postgres import EmbeddedPostgres
+from lab.embedded.redis import DURABLE, GROUP, EmbeddedRedis, EmbeddedSentinel
+from lab.embedded.server import HOST, Server
+from lab.fleet import Freezer, until
+
+PATIENCE = 60.0
+"""Seconds, for each step of a fail-over."""
+
+_until = partial(until, timeout=PATIENCE)
+
+S = TypeVar("S", bound=Server)
+
+
+class Pair(Generic[S]):
+    """Two servers of which the second has what the first has acknowledged, as far as it gets there."""
+
+    primary: S
+    replica: S
+    urls: tuple[str, str]
+    """How two clients reach whichever is the primary; they may differ in whom they ask first."""
+
+    def __init__(self) -> None:
+        self._running = ExitStack()
+        self._frozen_primary, self._frozen_replica = Freezer(), Freezer()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as starting:
+            self.start(starting)
+            starting.callback(self._frozen_primary.thaw)
+            starting.callback(self._frozen_replica.thaw)
+            self._running = starting.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def start(self, running: ExitStack) -> None:
+        """Start what is stopped with ``running``."""
+        raise NotImplementedError
+
+    def cut_off_replica(self) -> None:
+        """From now on what the primary writes stays with it alone."""
+        self._frozen_replica.freeze(PATIENCE, *self.replica.pids)
+
+    def stop_primary(self) -> None:
+        """It answers nobody, and does not know, until :meth:`rejoin`."""
+        self._frozen_primary.freeze(PATIENCE, *self.primary.pids)
+
+    def promote(self) -> None:
+        """The replica goes on; when this returns, it is the primary."""
+        self._frozen_replica.thaw()
+        self.wait_for_promotion()
+        self.primary, self.replica = self.replica, self.primary
+
+    def wait_for_promotion(self) -> None:
+        """Return when the replica takes writes, by whoever promotes it."""
+        raise NotImplementedError
+
+    def rejoin(self) -> None:
+        """The old primary comes back; when this returns, it is a replica, without what it alone had."""
+        self._frozen_primary.thaw()
+
+
+class RedisPair(Pair[EmbeddedRedis]):
+    """Valkey; a sentinel promotes after half a second's silence. A write waits for the replica, or not."""
+
+    def __init__(self, waits: bool) -> None:
+        super().__init__()
+        self._wait_replicas = int(waits)
+
+    def start(self, running: ExitStack) -> None:
+        options = (*DURABLE, "--repl-diskless-sync-delay", "0")
+        self.primary, self.replica = (running.enter_context(EmbeddedRedis(options=options)) for _ in range(2))
+        _ask(self.replica, "REPLICAOF", HOST, self.primary.port)
+        _until(partial(_follows, self.replica), "the replica")
+        self._sentinel = running.enter_context(EmbeddedSentinel(self.primary))
+        _until(lambda: bool(_ask(self._sentinel, "SENTINEL SLAVES", GROUP)), "the sentinel to see the replica")
+        options_of_url = f"master_name={GROUP}&wait_replicas={self._wait_replicas}"
+        self.urls = (f"sentinel://{HOST}:{self._sentinel.port}/0?{options_of_url}",) * 2
+
+    def cut_off_replica(self) -> None:
+        super().cut_off_replica()
+        _ask(self.primary, "CLIENT KILL", "TYPE", "replica")
+
+    def wait_for_promotion(self) -> None:
+        _until(lambda: _ask(self._sentinel, "SENTINEL MASTER", GROUP)["port"] == self.replica.port, "the promotion")
+
+    def rejoin(self) -> None:
+        super().rejoin()
+        if not self.replica.pids:
+            self.replica.revive()
+        _until(partial(_follows, self.replica), "the old primary to follow the new one")
+
+
+def _ask(server: EmbeddedRedis, *command: str | int) -> Any:
+    import redis
+
+    with redis.Redis(port=server.port, socket_timeout=5, protocol=2, decode_responses=True) as client:
+        return client.execute_command(*command)
+
+
+def _follows(server: EmbeddedRedis) -> bool:
+    return bool(_ask(server, "INFO", "replication").get("master_link_status") == "up")
+
+
+class PostgresPair(Pair[EmbeddedPostgres]):
+    """PostgreSQL. A commit waits for the standby, or not.
+
+    Clients take the first server that is writable: by the first URL the first is asked first, by the second the other.
+    """
+
+    def __init__(self, waits: bool) -> None:
+        super().__init__()
+        self._settings = {"cluster_name": "pair", "synchronous_standby_names": "pair" if waits else ""}
+
+    def start(self, running: ExitStack) -> None:
+        self.primary = running.enter_context(EmbeddedPostgres(settings=self._settings))
+        self.replica = running.enter_context(EmbeddedPostgres(settings=self._settings, copy_of=self.primary))
+        first, second = (f"host={HOST}:{each.port}" for each in (self.primary, self.replica))
+        base = "postgresql+psycopg://postgres@/postgres?target_session_attrs=read-write"
+        self.urls = f"{base}&{first}&{second}", f"{base}&{second}&{first}&application_name=second"
+        self._wait_for_standby()
+
+    def cut_off_replica(self) -> None:
+        super().cut_off_replica()
+        _execute(self.primary, "SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+
+    def wait_for_promotion(self) -> None:
+        _execute(self.replica, "SELECT pg_promote()")
+
+    def move_second(self) -> None:
+        """Break the connections that were made by the second URL to the old primary."""
+        named = "application_name = 'second'"
+        _execute(self.replica, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {named}")
+
+    def rejoin(self) -> None:
+        self.replica.kill()
+        self.replica.copy(self.primary)
+        self.replica.revive()
+        self._wait_for_standby()
+
+    def _wait_for_standby(self) -> None:
+        streaming = "SELECT FROM pg_stat_replication WHERE application_name = 'pair' AND state = 'streaming'"
+        _until(lambda: _execute(self.primary, streaming) == 1, "the standby")
+
+
+def _execute(server: EmbeddedPostgres, statement: str) -> int:
+    import psycopg
+
+    place = f"host={HOST} port={server.port} user=postgres dbname=postgres"
+    with psycopg.connect(place, autocommit=True) as connection:
+        return connection.execute(statement).rowcount
