@@ -7,20 +7,18 @@ body. This tries what lies between, also of tasks that know nothing of this libr
 from bisect import bisect
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count, groupby
 from linecache import getline
 from pathlib import Path
+from types import CodeType
 from typing import Any, Self
-from uuid import uuid4
 
 from celery import Task
 
 from celery_idempotent.integration.operating.watching import shown, watch_effects
-from celery_idempotent.testing.deaths import MortalThread, Point, Source, Statement, When, unraised
-from celery_idempotent.testing.effects import Promise, checked, keeps
+from celery_idempotent.testing.deaths import MortalThread, Point, Statement, When, authors, unraised
+from celery_idempotent.testing.effects import Promise, checked, keeps, told
 from celery_idempotent.testing.scenarios import Deliveries, DeliveryResult, Message
-from celery_idempotent.troubleshooting import with_link
 
 _WIDTH = 88
 """Columns of source in a report, at most."""
@@ -85,7 +83,7 @@ class EffectCoverage(str):
 
 
 def _lines(deaths: Sequence[Death]) -> Iterator[str]:
-    faults = dict.fromkeys(_place(each.path, each.line) for each in deaths if not each.ok)
+    faults = dict.fromkeys(each.cause for each in deaths if each.cause)
     yield f"; mend {', '.join(faults)}" if faults else ""
     for path, rows in margins(deaths).items():
         yield f"\n\n{shown(path)}"
@@ -94,10 +92,6 @@ def _lines(deaths: Sequence[Death]) -> Iterator[str]:
             continue
         width = min(max(len(source) for _, source, _ in rows), _WIDTH)
         yield from (f"\n{line:5}  {source:<{width}}  {said}" for line, source, said in rows)
-
-
-def _place(path: str, line: int) -> str:
-    return f"{Path(path).name}:{line}"
 
 
 def margins(deaths: Sequence[Death]) -> dict[str, list[tuple[int, str, str]]]:
@@ -168,28 +162,26 @@ def effect_coverage(
     __tracebackhide__ = True
     checked(task, promise)
     if isinstance(source, str):
-        raise TypeError(with_link(f"source={source!r}: must be a list of packages or paths", "errors#test-argument"))
+        raise TypeError(told(f"source={source!r}: must be a list of packages or paths"))
     with Deliveries.of(task) as deliveries, unraised():
-        ours = Source(*(source or [type(deliveries.task).__module__.partition(".")[0]]))
-        trials = _Trials(deliveries, ours, args, kwargs, effects)
+        is_authors = authors(*(source or [type(deliveries.task).__module__.partition(".")[0]]))
+        trials = _Trials(deliveries, is_authors, args, kwargs, effects)
         trials.run()
         with watch_effects() as seen:
             quiet = trials.run()
         if quiet.effects < 1:
-            raise ValueError(with_link(_silence(task, quiet.endings[-1]), "errors#test-argument"))
-        points = [point for each in quiet.workers for point in each.points]
-        tried = [each for each in points if each.number == 1]
+            raise ValueError(told(_silence(task, quiet.endings[-1])))
+        trials.points = [point for each in quiet.workers for point in each.points]
+        tried = [each for each in trials.points if each.number == 1]
         if not tried:
-            raise ValueError(with_link(f"source={source!r}: no line of it was executed", "errors#test-argument"))
-        found: dict[Point, int | None] = {}
+            raise ValueError(told(f"source={source!r}: no line of it was executed"))
         for done, point in enumerate(tried, 1):
-            found[point] = trials.effects_of_death(point)
+            trials.found[point] = trials.effects_of_death(point)
             on_progress(done, len(tried))
-        wrong = {each for each, many in found.items() if many is None or not keeps(many, quiet.effects, promise)}
-        causes = trials.causes(wrong, found, points)
+        deaths = trials.deaths(quiet.effects, promise)
         if (again := trials.run().effects) != quiet.effects:
-            told = f"a quiet run had {quiet.effects} effects before all deaths, and {again} after them"
-            raise ValueError(with_link(f"{told}: args= and effects= must be about one trial", "errors#test-argument"))
+            depend = f"a quiet run had {quiet.effects} effects before all deaths, and {again} after them"
+            raise ValueError(told(f"{depend}: args= and effects= must be about one trial"))
     notes = [
         *([] if deliveries.redelivers else [_LOST]),
         *(str(each) for each in seen if not each.has_key),
@@ -198,17 +190,7 @@ def effect_coverage(
         ),
         *list(trials.failures)[:3],
     ]
-    return EffectCoverage(task.name, list(_deaths(found, causes, quiet.effects)), notes)
-
-
-def _deaths(found: Mapping[Point, int | None], causes: Mapping[Point, Statement], expected: int) -> Iterator[Death]:
-    first_wrong = {each.statement: each for each in reversed(list(found)) if causes.get(each) == each.statement}
-    witnesses = {each.statement: each for each in found} | first_wrong
-    blamed = {witnesses[each] for each in causes.values()}
-    for point, effects in found.items():
-        cause = _place(causes[point].path, causes[point].line) if point in causes else ""
-        path, line, *_ = point.statement
-        yield Death(path, line, point.when, effects, expected, point not in blamed, cause)
+    return EffectCoverage(task.name, deaths, notes)
 
 
 def _silence(task: Task, ending: DeliveryResult) -> str:
@@ -233,11 +215,15 @@ class _Trials:
     """Operations of one task, in each of which a worker may die once."""
 
     deliveries: Deliveries
-    source: Source
+    is_authors: Callable[[CodeType], bool]
     args: Callable[[int], Sequence[Any]]
     kwargs: Callable[[int], Mapping[str, Any]]
     effects: Callable[[int], int | Sized]
     numbers: Iterator[int] = field(default_factory=count)
+    #: What a quiet trial came by, in order.
+    points: list[Point] = field(default_factory=list)
+    #: The effects of a death at each first pass.
+    found: dict[Point, int | None] = field(default_factory=dict)
     failures: dict[str, None] = field(default_factory=dict)
 
     def run(self, fatal: Point | None = None) -> _Trial:
@@ -247,13 +233,11 @@ class _Trials:
         workers: list[MortalThread] = []
 
         def deliver_once(message: Message) -> DeliveryResult:
-            source = None if any(each.is_dead for each in workers) else self.source
-            call = partial(self.deliveries.deliver_once, message)
-            workers.append(MortalThread(call, source, fatal, self.deliveries.store.bury))
+            is_authors = None if any(each.is_dead for each in workers) else self.is_authors
+            workers.append(MortalThread(self.deliveries, message, is_authors, fatal))
             return workers[-1].start_and_wait()
 
-        self.deliveries.store.plan()
-        message = self.deliveries.message(f"coverage:{uuid4()}", *self.args(number), **self.kwargs(number))
+        message = self.deliveries.begin(self.args(number), self.kwargs(number))
         try:
             endings = self.deliveries.deliver(message, deliver_once)
             return _Trial(self._count(number) - before, endings, workers)
@@ -266,38 +250,49 @@ class _Trials:
             trial = self.run(point)
             if any(each.is_dead for each in trial.workers):
                 if trial.endings[-1].how == "FAILURE":
-                    told = f"After a death, the next delivery raised {trial.endings[-1].value!r}"
-                    self.failures.setdefault(told)
+                    note = f"After a death, the next delivery raised {trial.endings[-1].value!r}"
+                    self.failures.setdefault(note)
                 return trial.effects
         return None
 
-    def causes(
-        self, wrong: Container[Point], found: Mapping[Point, int | None], points: Sequence[Point]
-    ) -> dict[Point, Statement]:
-        """By wrong death the statement that is to blame: where the effects have changed last."""
+    def deaths(self, expected: int, promise: Promise) -> list[Death]:
+        """Each death with what is to blame for it, where it is not as promised."""
+        right = {each for each, many in self.found.items() if many is not None and keeps(many, expected, promise)}
+        causes = self._causes(right)
+        last = {each.statement: each for each in self.found}
+        first_wrong = {each.statement: each for each in reversed([*causes]) if causes[each] == each.statement}
+        blamed = {(last | first_wrong)[each] for each in causes.values()}
+        places = {each: f"{Path(cause.path).name}:{cause.line}" for each, cause in causes.items()}
+        return [
+            Death(*each.statement[:2], each.when, many, expected, each not in blamed, places.get(each, ""))
+            for each, many in self.found.items()
+        ]
+
+    def _causes(self, right: Container[Point | None]) -> dict[Point, Statement]:
         causes: dict[Point, Statement] = {}
-        for before, point in zip((None, *found), found, strict=False):
-            if point not in wrong:
+        for before, point in zip((None, *self.found), self.found, strict=False):
+            if point in right:
                 continue
-            if before in causes and found[before] == found[point]:
+            if before in causes and self.found[before] == self.found[point]:
                 causes[point] = causes[before]
-            elif before is None or found[point] is None:
-                causes[point] = point.statement
             else:
-                causes[point] = self._culprit(points, before, point, found[before])
+                causes[point] = self._culprit(before, point)
         return causes
 
-    def _culprit(self, points: Sequence[Point], before: Point, after: Point, usual: int | None) -> Statement:
-        """The statement with which the effects stop to be as ``usual``; later passes of a loop may lie between."""
-        first, last = points.index(before) + 1, points.index(after)
-        same = bisect(points[first:last], False, key=lambda each: self.effects_of_death(each) != usual)
-        return _innermost(points[: first + same])
+    def _culprit(self, before: Point | None, point: Point) -> Statement:
+        """The statement with which the effects stop to be those of ``before``; passes of a loop may lie between."""
+        if before is None or self.found[point] is None:
+            return point.statement
+        first, usual = self.points.index(before) + 1, self.found[before]
+        between = self.points[first : self.points.index(point)]
+        same = bisect(between, False, key=lambda each: self.effects_of_death(each) != usual)
+        return _innermost(self.points[: first + same])
 
     def _count(self, trial: int) -> int:
         found: object = self.effects(trial)
         if not isinstance(found, int | Sized):
-            told = f"effects={self.effects!r}: gave {found!r}, and must give a number or something with a length"
-            raise TypeError(with_link(told, "errors#test-argument"))
+            gave = f"effects={self.effects!r}: gave {found!r}, and must give a number or something with a length"
+            raise TypeError(told(gave))
         return len(found) if isinstance(found, Sized) else found
 
 

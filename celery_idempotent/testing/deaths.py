@@ -29,7 +29,7 @@ from types import CodeType, CoroutineType, FrameType, FunctionType, GeneratorTyp
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
-from celery_idempotent.testing.scenarios import DeliveryResult, WorkerDied
+from celery_idempotent.testing.scenarios import Deliveries, DeliveryResult, Message, WorkerDied
 
 When = Literal["before", "after"]
 
@@ -65,24 +65,21 @@ class Point(NamedTuple):
     number: int
 
 
-class Source:
-    """The code whose lines are the author's: the packages or files that ``names`` import or lie at."""
+def authors(*names: str) -> Callable[[CodeType], bool]:
+    """Whether code is the author's, whose packages or files ``names`` are, and is executed in each delivery.
 
-    def __init__(self, *names: str) -> None:
-        self._places = [place for name in names for place in _places(name)]
-        self._foreign = [each for each in _FOREIGN if not any(place.startswith(each) for place in self._places)]
-        self._is_ours: dict[CodeType, bool] = {}
+    The body of a module is executed in one. Of what is installed, of Python and of this library only that is the
+    author's which was asked for.
+    """
+    places = [place for name in names for place in _places(name)]
+    foreign = [each for each in _FOREIGN if not any(place.startswith(each) for place in places)]
 
-    def has(self, code: CodeType) -> bool:
-        """Whether the author wrote it, and it runs in each delivery: the body of a module runs in one.
+    @functools.cache
+    def has_written(code: CodeType) -> bool:
+        path = code.co_filename
+        return code.co_name != "<module>" and _is_below(path, places) and not _is_below(path, foreign)
 
-        Of what is installed, of Python and of this library only that which was asked for.
-        """
-        if code not in self._is_ours:
-            path = code.co_filename
-            is_authors = _is_below(path, self._places) and not _is_below(path, self._foreign)
-            self._is_ours[code] = is_authors and code.co_name != "<module>"
-        return self._is_ours[code]
+    return has_written
 
 
 def _is_below(path: str, places: Iterable[str]) -> bool:
@@ -94,8 +91,8 @@ def _places(name: str) -> Iterable[str]:
         return {str(Path(name).absolute()), str(Path(name).resolve())}
     with suppress(ImportError):
         module = import_module(name)
-        return getattr(module, "__path__", None) or [module.__file__ or ""]
-    return []
+        return getattr(module, "__path__", None) or filter(None, [getattr(module, "__file__", None)])
+    return ()
 
 
 @functools.cache
@@ -106,11 +103,10 @@ def _lines(path: str) -> dict[int, tuple[int, int]]:
         if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case) and not isinstance(
             node, ast.Try | ast.TryStar
         ):
-            start = node.pattern.lineno if isinstance(node, ast.match_case) else node.lineno
-            start = min([start, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+            parts = [each for each in ast.walk(node) if isinstance(each, ast.stmt | ast.expr | ast.pattern)]
+            span = min(each.lineno for each in parts), max(each.end_lineno or 0 for each in parts)
             body: list[ast.stmt] = getattr(node, "body", [])
-            last = (body[-1] if isinstance(node, ast.match_case) else node).end_lineno or start
-            found.update((line, (start, last)) for line in range(start, body[0].lineno if body else last + 1))
+            found.update((line, span) for line in range(span[0], body[0].lineno if body else span[1] + 1))
     return found
 
 
@@ -138,20 +134,24 @@ class _Unwinding(WorkerDied, GeneratorExit):
 
 
 class MortalThread(threading.Thread):
-    """Executes a delivery, ``call``, in a process's place: to its end, or to its death at ``fatal``."""
+    """Executes a delivery in a process's place: to its end, or to its death at ``fatal``.
+
+    Its lines are seen where ``is_authors`` tells which.
+    """
 
     def __init__(
         self,
-        call: Callable[[], DeliveryResult],
-        source: Source | None,
+        deliveries: Deliveries,
+        message: Message,
+        is_authors: Callable[[CodeType], bool] | None,
         fatal: Point | None,
-        on_death: Callable[[], object],
     ) -> None:
         super().__init__(daemon=True, name="a worker that may die")
-        self._call = call
-        self._source = source
+        self._deliveries = deliveries
+        self._message = message
         self._fatal = fatal
-        self._on_death = on_death
+        self._is_authors = is_authors or (lambda code: False)
+        self._is_traced = is_authors is not None
         self._entered: dict[FrameType, dict[Statement, int]] = {}
         self._passes: Counter[Statement] = Counter()
         self._ending: Future[DeliveryResult] = Future()
@@ -179,10 +179,10 @@ class MortalThread(threading.Thread):
 
     def run(self) -> None:
         """See :meth:`threading.Thread.run`."""
-        if self._source is not None:
+        if self._is_traced:
             sys.settrace(self._call_frame)
         try:
-            ending = self._call()
+            ending = self._deliveries.deliver_once(self._message)
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
             if not self.is_dead:
                 self._ending.set_exception(error)
@@ -207,29 +207,19 @@ class MortalThread(threading.Thread):
                 self.threads.append(f"{caller.f_code.co_filename}:{caller.f_lineno}")
         return None
 
-    def _is_authors(self, code: CodeType) -> bool:
-        return self._source is not None and self._source.has(code)
-
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if self.is_dead:
             if event == "line" and not _is_head_of_with(frame):
                 self._refuse(frame)
             return self._trace
-        if event == "return" and not _is_suspended(frame):
-            self._leave(frame, 0)
-            self._entered.pop(frame, None)
+        is_suspended = frame.f_code.co_code[frame.f_lasti] == _YIELD  # and comes back into the statement
         if event == "line":
             self._leave(frame, frame.f_lineno)
-            if statement := _statement_at(frame):
-                self._enter(frame, statement)
+            self._enter(frame)
+        elif event == "return" and not is_suspended:
+            self._leave(frame, 0)
+            self._entered.pop(frame, None)
         return self._trace
-
-    def _enter(self, frame: FrameType, statement: Statement) -> None:
-        entered = self._entered.setdefault(frame, {})
-        if statement not in entered:  # a head is come by again at the end of its block, or of a pass
-            self._passes[statement] += 1
-            self._come_by(Point(statement, "before", self._passes[statement]), frame)
-            entered[statement] = self._passes[statement]
 
     def _leave(self, frame: FrameType, line: int) -> None:
         """Come by the ends of all statements of ``frame`` that ``line`` is not in."""
@@ -237,6 +227,13 @@ class MortalThread(threading.Thread):
         for statement in reversed(list(entered)):
             if not statement.line <= line <= statement.last:
                 self._come_by(Point(statement, "after", entered.pop(statement)), frame)
+
+    def _enter(self, frame: FrameType) -> None:
+        statement, entered = _statement_at(frame), self._entered.setdefault(frame, {})
+        if statement and statement not in entered:  # a head is come by again at the end of its block, or of a pass
+            self._passes[statement] += 1
+            self._come_by(Point(statement, "before", self._passes[statement]), frame)
+            entered[statement] = self._passes[statement]
 
     def _come_by(self, point: Point, frame: FrameType) -> None:
         if point == self._fatal:
@@ -246,7 +243,7 @@ class MortalThread(threading.Thread):
 
     def _die(self, frame: FrameType) -> None:
         self.is_dead = True
-        self._on_death()
+        self._deliveries.store.bury()
         self._ending.set_result(DeliveryResult("DIED", WorkerDied()))
         self._end.wait(_PATIENCE)
         if _is_head_of_with(frame) and _statement_at(frame) in self._entered.get(frame, ()):
@@ -294,11 +291,6 @@ def _statement_at(frame: FrameType) -> Statement | None:
 
 def _is_head_of_with(frame: FrameType) -> bool:
     return frame.f_lineno in _heads_of_with(frame.f_code.co_filename)
-
-
-def _is_suspended(frame: FrameType) -> bool:
-    """Whether a generator or coroutine only yields: it comes back into the statement."""
-    return frame.f_code.co_code[frame.f_lasti] == _YIELD
 
 
 @contextmanager

@@ -70,14 +70,14 @@ def assert_effect_once(
 def checked(task: Task, promise: Promise) -> None:
     """Refuse what is not a task, or not a promise."""
     if promise not in get_args(Promise):
-        raise ValueError(with_link(f"promise={promise!r}: must be one of {get_args(Promise)}", "errors#test-argument"))
+        raise ValueError(told(f"promise={promise!r}: must be one of {get_args(Promise)}"))
     if not isinstance(task, Task):
-        raise TypeError(
-            with_link(
-                f"task={task!r}: must be a Celery task; not its function, its signature or its name",
-                "errors#test-argument",
-            )
-        )
+        raise TypeError(told(f"task={task!r}: must be a Celery task; not its function, its signature or its name"))
+
+
+def told(text: str) -> str:
+    """What is said against an argument."""
+    return with_link(text, "errors#test-argument")
 
 
 def _counting(effects: Callable[[], int] | Sized) -> Callable[[], int]:
@@ -85,11 +85,7 @@ def _counting(effects: Callable[[], int] | Sized) -> Callable[[], int]:
         return effects.__len__
     if callable(effects):
         return effects
-    raise TypeError(
-        with_link(
-            f"effects={effects!r}: must be a function that counts, or a container with a length", "errors#test-argument"
-        )
-    )
+    raise TypeError(told(f"effects={effects!r}: must be a function that counts, or a container with a length"))
 
 
 def keeps(effects: int, expected: int, promise: Promise) -> bool:

@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any, Literal, NoReturn
@@ -59,10 +59,6 @@ class DeliveryResult:
     value: Any
 
 
-def nothing() -> None:
-    """What happens before and after a body, unless somebody says otherwise."""
-
-
 DeliverOnce = Callable[[Message], DeliveryResult]
 
 
@@ -76,8 +72,8 @@ class Deliveries:
         self.task = task
         self.store = store
         #: Called in the delivering thread right before and right after the body.
-        self.before_body: Callable[[], None] = nothing
-        self.after_body: Callable[[], None] = nothing
+        self.before_body: Callable[[], object] = lambda: None
+        self.after_body: Callable[[], object] = lambda: None
         #: What the bodies returned that have run to their end.
         self.results: list[Any] = []
         self.redelivers = comes_back_from_lost_worker(task)
@@ -97,8 +93,12 @@ class Deliveries:
             with patch.multiple(task, run=run, apply_async=apply_async, _backend=DisabledBackend(app=task.app)):
                 yield deliveries
 
-    def message(self, key: str, *args: Any, **kwargs: Any) -> Message:
-        return Message(args, kwargs, {KEY_HEADER: key})
+    def begin(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], number: int = 0, fates: Sequence["Fate"] = ()
+    ) -> Message:
+        """The message of a new operation; ``fates`` are for its writes from that number on."""
+        self.store.plan(number, fates)
+        return Message(tuple(args), kwargs, {KEY_HEADER: f"rehearsal:{uuid4()}"})
 
     def deliver(self, message: Message, deliver_once: DeliverOnce | None = None) -> list[DeliveryResult]:
         """Deliver until nothing is left to deliver."""
@@ -114,7 +114,7 @@ class Deliveries:
     def after(self, message: Message, ending: DeliveryResult) -> list[Message]:
         """What a broker delivers after ``message`` ended so; the lease is over by then."""
         coming = self._published[message.task_id]
-        if (ending.how == "REJECTED" and ending.value.requeue) or (ending.how == "DIED" and self.redelivers):
+        if ending.value.requeue if ending.how == "REJECTED" else ending.how == "DIED" and self.redelivers:
             coming = [*coming, replace(message, is_redelivered=True)]
         self.store.advance(self._lease if coming else 0)
         return coming
@@ -228,8 +228,8 @@ class ScenarioStore(FakeStore):
 
     def __init__(self, own: str | Store | None = None) -> None:
         super().__init__()
-        self._setting = own
-        self._own: Store | None = None
+        self._own = own
+        self._opened = ExitStack()
         #: The operation's writes so far, by the name that people know.
         self.writes: list[str] = []
         self._fates: dict[int, Fate] = {}
@@ -272,8 +272,8 @@ class ScenarioStore(FakeStore):
 
     def begin(self, using: Any = None) -> Transaction:
         """A transaction on the database of the app's own store, in which the record is the only thing rehearsed."""
-        if self._own is None and self._setting is not None:
-            self._own = open_store(self._setting)
+        if isinstance(self._own, str):
+            self._own = self._opened.enter_context(closing(open_store(self._own)))
         own: object = self._own
         if not isinstance(own, TransactionalStore):
             raise PolicyError(
@@ -295,8 +295,7 @@ class ScenarioStore(FakeStore):
 
     def close(self) -> None:
         """Close the app's own store, if it was opened here."""
-        if self._own is not None and self._own is not self._setting:
-            self._own.close()
+        self._opened.close()
 
     def _meet_fate(self, new: Record, what: str, swap: Callable[[], Record | None]) -> Record | None:
         here: _Here | None = getattr(self._thread, "here", None)
@@ -366,6 +365,9 @@ class _ScenarioTransaction:
             self._own.rollback()  # unless it was committed
 
 
+Act = Callable[[Message], list[DeliveryResult]]
+
+
 @dataclass(frozen=True)
 class Scenarios:
     """All scenarios of one call."""
@@ -396,18 +398,10 @@ class Scenarios:
             ),
         ]
 
-    def _play(
-        self,
-        kind: Kind,
-        name: str,
-        act: Callable[[Message], list[DeliveryResult]],
-        number: int = 0,
-        fates: Sequence[Fate] = (),
-    ) -> Row:
+    def _play(self, kind: Kind, name: str, act: Act, number: int = 0, fates: Sequence[Fate] = ()) -> Row:
         self.reset()
         before = self.count()
-        self.deliveries.store.plan(number, fates)
-        endings = act(self.deliveries.message(f"rehearsal:{uuid4()}", *self.args, **self.kwargs))
+        endings = act(self.deliveries.begin(self.args, self.kwargs, number, fates))
         return Row(kind, name, self.count() - before, tuple(endings))
 
     def _deliver_and_duplicate(self, message: Message) -> list[DeliveryResult]:
@@ -441,8 +435,8 @@ class Scenarios:
 
     def _die(self, moment: Moment, message: Message) -> list[DeliveryResult]:
         """The first delivery that comes to ``moment`` dies there."""
-        deaths = iter((self.deliveries.store.die,))
-        with patch.object(self.deliveries, moment, lambda: next(deaths, nothing)()):
+        deaths = [self.deliveries.store.die]
+        with patch.object(self.deliveries, moment, lambda: deaths and deaths.pop()()):
             return self._deliver_and_duplicate(message)
 
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -171,18 +171,9 @@ def installed(store: Store, *apps: Celery) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(Runtime, "opened", property(lambda _: opened)))
         for app in apps:
-            stack.enter_context(_named(app, store))
-        yield
-
-
-@contextmanager
-def _named(app: Celery, store: Store) -> Iterator[None]:
-    try:
-        app.conf.get("idempotency_store")  # reading a setting is what has Celery load them all
-    except Exception:  # noqa: BLE001 - an app that nobody can use need not break the tests of another
-        yield
-        return
-    with patch.dict(app.conf.changes, {_setting(app): store}):
+            with suppress(Exception):  # an app that nobody can use need not break the tests of another
+                app.conf.get("idempotency_store")  # reading a setting is what has Celery load them all
+                stack.enter_context(patch.dict(app.conf.changes, {_setting(app): store}))
         yield
 
 
