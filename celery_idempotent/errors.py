@@ -319,6 +319,9 @@ class StoreUnavailable(IdempotencyError):
         reason: What went wrong.
     """
 
+    #: Whether the write is stored all the same, and could only be forgotten.
+    is_stored = False
+
     def __init__(self, store: str, operation: str, reason: str) -> None:
         super().__init__(store, operation, reason)
         self.store = store

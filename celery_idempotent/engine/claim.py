@@ -94,7 +94,8 @@ def effect_key(key: str, name: str) -> str:
 def claim(store: Store, operation: Operation) -> Run | Answer:
     """Ask for the right to run: ``Run`` means it was granted and is stored; the rest says why not.
 
-    After ``StoreUnavailable`` nothing may run. A claim may have been stored all the same; it then ends with its lease.
+    After ``StoreUnavailable`` nothing may run. A claim may have been stored all the same; it then ends with its lease,
+    or at once where the store knows, and no earlier attempt is in doubt.
     """
     seen: Record | None = None
     owner = new_nonce()
@@ -109,6 +110,11 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
         except RecordTooLarge as error:
             why = f"the record's steps leave no room to claim it again ({error}); resolve it"
             raise StoreMisconfigured(type(store).__name__, "claim", why) from error
+        except StoreUnavailable as error:
+            if error.is_stored and isinstance(decision, Run) and not decision.record.takeovers:
+                with suppress(StoreUnavailable):
+                    store.swap(released(decision.record, store.now(), new_nonce()), decision.record.revision)
+            raise
         if isinstance(decision, Run) and seen is not None and seen.revision == decision.record.revision:
             return decision
     raise StoreUnavailable(type(store).__name__, "claim", f"{MAX_RACES} races lost in a row")

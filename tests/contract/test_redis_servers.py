@@ -144,6 +144,22 @@ def test_connections_to_a_demoted_primary_are_given_up(way: str) -> None:
         store.close()
 
 
+def test_connections_to_a_primary_without_its_replicas_are_given_up() -> None:
+    """It may not know yet that behind its name another server is the primary, with all replicas."""
+    with (
+        EmbeddedRedis() as old,
+        EmbeddedRedis() as new,
+        replica_of(new),
+        TcpProxy(old.port) as name,
+        opened(f"redis://{HOST}:{name.port}?wait_replicas=1&wait_timeout=0.2") as store,
+    ):
+        with pytest.raises(StoreUnavailable, match="0 of 1 replicas") as raised:
+            store.swap(a_record(), None)
+        assert raised.value.is_stored
+        name.upstream, record = new.port, a_record()
+        assert store.swap(record, None) == record
+
+
 def test_fail_over_by_sentinel_is_followed() -> None:
     """The sentinel promotes the replica; the store finds it by itself, with all that was acknowledged."""
     records = [a_record() for _ in range(20)]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -91,6 +91,26 @@ def test_store_that_always_moves_ends_in_an_error(scene: Scene) -> None:
     scene.store.swap = lambda new, expected: mine._record.but(revision=new_nonce())  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable, match="races"):
         mine.release()
+
+
+@pytest.mark.parametrize(("is_takeover", "status"), [(False, Status.RELEASED), (True, Status.IN_PROGRESS)])
+def test_stored_claim_that_could_be_forgotten_holds_nobody_off(scene: Scene, is_takeover: bool, status: Status) -> None:
+    """Nothing has run for it, so it is given back; but not where something may have run before it."""
+
+    def unconfirmed(swap: Swap) -> NoReturn:
+        swap()
+        error = StoreUnavailable("s", "swap", "0 of 1 replicas")
+        error.is_stored = True
+        raise error
+
+    if is_takeover:
+        claimed(scene)
+        scene.clock.advance(LEASE + 1_000)
+        scene.plan("claim", "none")  # it finds what is there
+    scene.plan("claim", unconfirmed, unconfirmed)
+    with pytest.raises(StoreUnavailable):
+        claim(scene.store, an_operation())
+    assert scene.status is status
 
 
 def test_takeover_heals_a_lost_reply_and_stays_a_takeover(scene: Scene) -> None:

@@ -77,7 +77,8 @@ class RedisStore:
         prefix: What every key of ours begins with. An ACL needs it, and so do two apps that share a database.
         wait_replicas: How many replicas must have a record before a swap counts as certain; 0: none.
         wait_timeout: Seconds to wait for them, less than the client's ``socket_timeout``. Fewer in that time
-            are ``StoreUnavailable``: the record is written, but could be forgotten in a fail-over.
+            are ``StoreUnavailable``: the record is written, but could be forgotten in a fail-over. A claim is given
+            back then.
         name: What errors and logs call the store; without credentials.
 
     Raises:
@@ -303,15 +304,19 @@ class RedisStore:
         return (self._prefix + key).encode(*ANY_TEXT)
 
     def _failure(self, operation: str, error: BaseException) -> Exception:
-        trouble = trouble_of(error)
-        if trouble is READ_ONLY:
+        trouble, is_stored = trouble_of(error), isinstance(error, _TooFewReplicas)
+        if trouble is READ_ONLY or is_stored:
             self._drop_idle_connections()
         # Not the arguments that a server quotes of a command unknown to it.
         reason = str(error).partition(", with args")[0] or type(error).__name__
-        return failure(trouble, self._name, operation, reason)
+        found = failure(trouble, self._name, operation, reason)
+        if isinstance(found, StoreUnavailable):
+            found.is_stored = is_stored
+        return found
 
     def _drop_idle_connections(self) -> None:
-        # A primary that was demoted keeps its connections. A new connection finds its successor behind the name.
+        # A primary that was demoted, or knows nothing of it yet and has lost its replicas, keeps its connections. A new
+        # connection finds its successor behind the name.
         client = self._connected.made()
         if isinstance(client, DirectClient):
             client.drop()
