@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
@@ -19,7 +20,7 @@ _until = partial(until, timeout=PATIENCE)
 S = TypeVar("S", bound=Server)
 
 
-class Pair(Generic[S]):
+class Pair(ABC, Generic[S]):
     """Two servers of which the second has what the first has acknowledged, as far as it gets there."""
 
     primary: S
@@ -27,13 +28,10 @@ class Pair(Generic[S]):
     urls: tuple[str, str]
     """How two clients reach whichever is the primary; they may differ in whom they ask first."""
 
-    def __init__(self) -> None:
-        self._running = ExitStack()
-        self._frozen_primary, self._frozen_replica = Freezer(), Freezer()
-
     def __enter__(self) -> Self:
+        self._frozen_primary, self._frozen_replica = Freezer(), Freezer()
         with ExitStack() as starting:
-            self.start(starting)
+            self._start(starting)
             starting.callback(self._frozen_primary.thaw)
             starting.callback(self._frozen_replica.thaw)
             self._running = starting.pop_all()
@@ -42,13 +40,10 @@ class Pair(Generic[S]):
     def __exit__(self, *_: object) -> None:
         self._running.close()
 
-    def start(self, running: ExitStack) -> None:
-        """Start what is stopped with ``running``."""
-        raise NotImplementedError
-
     def cut_off_replica(self) -> None:
         """From now on what the primary writes stays with it alone."""
         self._frozen_replica.freeze(PATIENCE, *self.replica.pids)
+        self._disconnect_replica()
 
     def stop_primary(self) -> None:
         """It answers nobody, and does not know, until :meth:`rejoin`."""
@@ -57,26 +52,34 @@ class Pair(Generic[S]):
     def promote(self) -> None:
         """The replica goes on; when this returns, it is the primary."""
         self._frozen_replica.thaw()
-        self.wait_for_promotion()
+        self._promote()
         self.primary, self.replica = self.replica, self.primary
-
-    def wait_for_promotion(self) -> None:
-        """Return when the replica takes writes, by whoever promotes it."""
-        raise NotImplementedError
 
     def rejoin(self) -> None:
         """The old primary comes back; when this returns, it is a replica, without what it alone had."""
         self._frozen_primary.thaw()
+        self._rejoin()
+
+    @abstractmethod
+    def _start(self, running: ExitStack) -> None: ...
+
+    @abstractmethod
+    def _disconnect_replica(self) -> None: ...
+
+    @abstractmethod
+    def _promote(self) -> None: ...
+
+    @abstractmethod
+    def _rejoin(self) -> None: ...
 
 
 class RedisPair(Pair[EmbeddedRedis]):
     """Valkey; a sentinel promotes after half a second's silence. A write waits for the replica, or not."""
 
     def __init__(self, waits: bool) -> None:
-        super().__init__()
         self._wait_replicas = int(waits)
 
-    def start(self, running: ExitStack) -> None:
+    def _start(self, running: ExitStack) -> None:
         options = (*DURABLE, "--repl-diskless-sync-delay", "0")
         self.primary, self.replica = (running.enter_context(EmbeddedRedis(options=options)) for _ in range(2))
         _ask(self.replica, "REPLICAOF", HOST, self.primary.port)
@@ -86,15 +89,13 @@ class RedisPair(Pair[EmbeddedRedis]):
         options_of_url = f"master_name={GROUP}&wait_replicas={self._wait_replicas}"
         self.urls = (f"sentinel://{HOST}:{self._sentinel.port}/0?{options_of_url}",) * 2
 
-    def cut_off_replica(self) -> None:
-        super().cut_off_replica()
+    def _disconnect_replica(self) -> None:
         _ask(self.primary, "CLIENT KILL", "TYPE", "replica")
 
-    def wait_for_promotion(self) -> None:
+    def _promote(self) -> None:
         _until(lambda: _ask(self._sentinel, "SENTINEL MASTER", GROUP)["port"] == self.replica.port, "the promotion")
 
-    def rejoin(self) -> None:
-        super().rejoin()
+    def _rejoin(self) -> None:
         if not self.replica.pids:
             self.replica.revive()
         _until(partial(_follows, self.replica), "the old primary to follow the new one")
@@ -118,10 +119,9 @@ class PostgresPair(Pair[EmbeddedPostgres]):
     """
 
     def __init__(self, waits: bool) -> None:
-        super().__init__()
         self._settings = {"cluster_name": "pair", "synchronous_standby_names": "pair" if waits else ""}
 
-    def start(self, running: ExitStack) -> None:
+    def _start(self, running: ExitStack) -> None:
         self.primary = running.enter_context(EmbeddedPostgres(settings=self._settings))
         self.replica = running.enter_context(EmbeddedPostgres(settings=self._settings, copy_of=self.primary))
         first, second = (f"host={HOST}:{each.port}" for each in (self.primary, self.replica))
@@ -129,11 +129,10 @@ class PostgresPair(Pair[EmbeddedPostgres]):
         self.urls = f"{base}&{first}&{second}", f"{base}&{second}&{first}&application_name=second"
         self._wait_for_standby()
 
-    def cut_off_replica(self) -> None:
-        super().cut_off_replica()
+    def _disconnect_replica(self) -> None:
         _execute(self.primary, "SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
 
-    def wait_for_promotion(self) -> None:
+    def _promote(self) -> None:
         _execute(self.replica, "SELECT pg_promote()")
 
     def move_second(self) -> None:
@@ -141,7 +140,7 @@ class PostgresPair(Pair[EmbeddedPostgres]):
         named = "application_name = 'second'"
         _execute(self.replica, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {named}")
 
-    def rejoin(self) -> None:
+    def _rejoin(self) -> None:
         self.replica.kill()
         self.replica.copy(self.primary)
         self.replica.revive()

@@ -228,7 +228,7 @@ def failover(quick: bool) -> None:
 
     with _told("failover") as progress:
         found = module.run(module.plan(quick=quick), progress)
-    told = [each.as_json() for each in found]
+    told = [each.figures for each in found]
     columns = ("pair", "primary", "promotions", "operations", "lost", "different", "stuck", "p50", "max")
     rows = [[each[column] for column in columns] for each in told]
     console.print(a_table("From the loss of a primary until all is well, in seconds", columns, rows))

@@ -2,12 +2,13 @@
 
 In every round the replica is stopped and its connection cut, so that what is acknowledged from then on is with the
 primary alone, for certain. Then the primary is killed; or is stopped, and comes back as one that does not know; or goes
-on beside its successor. Workers execute the tasks of the soak, each operation published to one side and a while later
+on beside its successor. Workers execute the tasks of the soak, each operation sent to one side and a while later
 to the other. Where a write waits for the replica no promise may break; where it does not, the control, each must.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -22,22 +23,21 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
 
 from celery_idempotent import open_store
 from celery_idempotent.errors import IdempotencyWarning
 from celery_idempotent.protocol.record import Record, Status
-from lab.demo.queues import queue_length
 from lab.demo.settings import Settings
 from lab.embedded import EmbeddedRedis
 from lab.embedded.pairs import Pair, PostgresPair, RedisPair
-from lab.fleet import POLL, Fleet, Timeout, until
+from lab.fleet import Fleet, Timeout, until
 from lab.folders import temporary_folder
+from lab.ledger import LEDGERS, Ledger
 from lab.ledger import Row as LedgerRow
-from lab.ledger import rows_in
-from lab.proof.audit import deliveries, verdict_of
+from lab.proof.audit import verdict_of
 from lab.proof.soak import PROMISES, configuration
 from lab.proof.table import CONTROL, Row
 from lab.proof.verdicts import Seen, Tally, Told
@@ -46,8 +46,8 @@ SIDES = ("first", "second")
 """Workers, each with a queue of its own, and with the pair's URL of the same place."""
 
 CHILDREN = 4
-RATE, LAG = 6.0, 12
-"""Operations per second; so many of them later each is published once more, to the other side."""
+RATE, LAG = 6.0, 13
+"""Operations per second; so many of them later each is sent once more. The number is odd, so to the other side."""
 
 LEASE = 30
 """Seconds: longer than an outage, so that nobody is taken over who only waits for the store."""
@@ -55,8 +55,8 @@ LEASE = 30
 ENOUGH, DARK = 24, 5.0
 """So many deliveries are told a result while the replica gets nothing, or seconds go by."""
 
-START, PATIENCE = 120.0, 180.0
-"""Seconds until the workers have started, and until an operation has its outcome."""
+PATIENCE = 180.0
+"""Seconds until the workers have started, or a message has its answer."""
 
 Progress = Callable[[str], None]
 """Told how far it is, in one line."""
@@ -78,47 +78,30 @@ class Part:
     pair: Callable[[], Pair[Any]]
     strike: Strike
     rounds: int
-    is_control: bool = False
+    is_control: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Failover:
-    """What came of it: a row per promise, results lost that somebody was told, and seconds until all was well."""
+    """What came of it: a row per promise, and figures as the page reads them."""
 
-    part: Part
     rows: Sequence[Row]
-    lost: int
-    different: int
-    seconds: Sequence[float]
-
-    def as_json(self) -> dict[str, object]:
-        """As the page reads it."""
-        return {
-            "pair": self.part.name,
-            "primary": self.part.strike,
-            "promotions": len(self.seconds),
-            "operations": sum(row.tasks for row in self.rows),
-            "lost": self.lost,
-            "twice": {row.promise: row.effects_2 for row in self.rows},
-            "different": self.different,
-            "stuck": sum(row.stuck for row in self.rows),
-            "p50": round(median(self.seconds), 1),
-            "max": round(max(self.seconds), 1),
-            "seconds": [round(each, 2) for each in self.seconds],
-        }
+    figures: Mapping[str, object]
 
 
 def plan(*, quick: bool) -> Iterator[Part]:
     """Every pair under every strike, without the wait for the replica and with it."""
-    rounds = 1 if quick else 10
-    for strike in [Strike.KILL] if quick else [Strike.KILL, Strike.STOP]:
-        of_valkey = partial(Part, strike=strike, rounds=rounds)
-        yield of_valkey(name="Valkey", pair=partial(RedisPair, False), is_control=True)
-        yield of_valkey(name="Valkey, wait_replicas=1", pair=partial(RedisPair, True))
-    for strike in [Strike.KILL] if quick else [Strike.KILL, Strike.SPARE]:
-        of_postgres = partial(Part, strike=strike, rounds=rounds)
-        yield of_postgres(name="PostgreSQL, asynchronous", pair=partial(PostgresPair, False), is_control=True)
-        yield of_postgres(name="PostgreSQL, synchronous", pair=partial(PostgresPair, True))
+    pairs: Mapping[Strike, Mapping[str, Callable[[], Pair[Any]]]] = {
+        Strike.STOP: {"Valkey": partial(RedisPair, False), "Valkey, wait_replicas=1": partial(RedisPair, True)},
+        Strike.SPARE: {
+            "PostgreSQL, asynchronous": partial(PostgresPair, False),
+            "PostgreSQL, synchronous": partial(PostgresPair, True),
+        },
+    }
+    for other, named in pairs.items():
+        for strike in [Strike.KILL] if quick else [Strike.KILL, other]:
+            for number, (name, pair) in enumerate(named.items()):
+                yield Part(name=name, pair=pair, strike=strike, rounds=1 if quick else 10, is_control=not number)
 
 
 def run(parts: Iterable[Part], progress: Progress) -> list[Failover]:
@@ -141,6 +124,11 @@ def _run(part: Part, progress: Progress) -> Failover:
         return _Trial(part, pair, app, folder, progress).run()
 
 
+class _Sent(NamedTuple):
+    operation: str
+    at: float
+
+
 @dataclass
 class _Trial:
     """One part while it runs."""
@@ -150,35 +138,38 @@ class _Trial:
     app: Celery
     folder: Path
     progress: Progress
-    _published: list[tuple[str, float]] = field(default_factory=list)
+    _sent: dict[str, _Sent] = field(default_factory=dict)
+    _operations: list[str] = field(default_factory=list)
     _lost: set[str] = field(default_factory=set)
-    _began: float = field(default_factory=time.time)
+    _seen: list[LedgerRow] = field(default_factory=list)
+    _read: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEDGERS, 0))
 
     def run(self) -> Failover:
-        until(lambda: len(self._rows("ready")) == len(SIDES), "the workers to start", START)
+        until(lambda: len(self._rows("ready")) == len(SIDES), "the workers to start", PATIENCE)
+        began = time.monotonic()
         with self._under_load():
             seconds = [self._fail_over(self.part.strike) for _ in range(self.part.rounds)]
-        self._until_quiet()
-        for number, (operation, _) in enumerate(self._published):
-            self._publish(operation, SIDES[number % 2])
-        self._until_quiet()
-        return self._judged(seconds)
+        self._until_answered(self._sent)
+        for number, operation in enumerate(self._operations):
+            self._send(operation, number)
+        self._until_answered(self._sent)
+        return self._judged(seconds, time.monotonic() - began)
 
     @contextmanager
     def _under_load(self) -> Iterator[None]:
-        """Operations are published within the block, in a thread."""
+        """Operations are sent within the block, in a thread."""
         stopped = threading.Event()
 
-        def publish() -> None:
-            names = list(PROMISES)
-            while not stopped.wait(1 / RATE):
-                number = len(self._published)
-                self._published.append((f"{names[number % len(names)]}-{number:05}", time.time()))
-                self._publish(self._published[number][0], SIDES[number // len(names) % 2])
+        def send() -> None:
+            for number, task in enumerate(itertools.cycle(PROMISES)):
+                if stopped.wait(1 / RATE):
+                    return
+                self._operations.append(f"{task}-{number:05}")
+                self._send(self._operations[number], number)
                 if number >= LAG:
-                    self._publish(self._published[number - LAG][0], SIDES[(number - LAG) // len(names) % 2 - 1])
+                    self._send(self._operations[number - LAG], number)
 
-        thread = threading.Thread(target=publish)
+        thread = threading.Thread(target=send)
         thread.start()
         try:
             yield
@@ -186,16 +177,18 @@ class _Trial:
             stopped.set()
             thread.join()
 
-    def _publish(self, operation: str, side: str) -> None:
-        task, number = operation.split("-")
-        arguments = {"operation": operation, "seconds": int(number) % 5 / 5}
-        self.app.send_task(f"soak.{task}", kwargs=arguments, task_id=uuid.uuid4().hex, queue=side)
+    def _send(self, operation: str, number: int) -> None:
+        task_id, arguments = uuid.uuid4().hex, {"operation": operation, "seconds": number % 5 / 5}
+        self._sent[task_id] = _Sent(operation, time.time())
+        self.app.send_task(
+            f"soak.{operation.split('-')[0]}", kwargs=arguments, task_id=task_id, queue=SIDES[number % 2]
+        )
 
     def _fail_over(self, strike: Strike) -> float:
-        """One round; seconds from the strike until all that was published before the promotion has its outcome."""
-        self._until_told(time.time(), "before")
+        """One round; seconds from the strike until all that was sent before the promotion has its answer."""
+        self._until_told("before")
         self.pair.cut_off_replica()
-        self._until_told(time.time(), "the replica has stopped")
+        self._until_told("the replica gets nothing")
         struck = time.time()
         if strike is Strike.KILL:
             self.pair.primary.kill()
@@ -205,76 +198,78 @@ class _Trial:
         promoted = time.time()
         if isinstance(self.pair, PostgresPair) and strike is Strike.SPARE:
             self.pair.move_second()
-            self._until_told(time.time(), "two primaries")
+            self._until_told("two primaries")
         self.pair.rejoin()
         self._lost |= self._forgotten()
-        affected = {operation for operation, at in list(self._published) if at < promoted}
-        self._show("until all is well")
-        with suppress(Timeout):
-            until(lambda: affected <= set(self._told()), "every outcome", PATIENCE)
-        return max(min(row.time for row in rows) for each, rows in self._told().items() if each in affected) - struck
+        return self._until_answered(each for each, sent in self._sent.copy().items() if sent.at < promoted) - struck
 
-    def _until_told(self, since: float, when: str) -> None:
-        self._show(when)
+    def _until_told(self, when: str) -> None:
+        self.progress(f"{self.part.name}, {self.part.strike}: {when}")
+        since = time.time()
         with suppress(Timeout):
             until(lambda: sum(row.time > since for row in self._rows("told")) >= ENOUGH, when, DARK)
 
-    def _show(self, what: str) -> None:
-        self.progress(f"{self.part.name}, {self.part.strike}: {what}")
+    def _until_answered(self, sent: Iterable[str]) -> float:
+        """When the last of these messages was; one that never is leaves an operation without an end."""
+        wanted = set(sent)
+        with suppress(Timeout):
+            until(lambda: wanted <= self._answered().keys(), "every answer", PATIENCE)
+        return max(at for each, at in self._answered().items() if each in wanted)
+
+    def _answered(self) -> Mapping[str, float]:
+        return {row.task_id: row.time for row in reversed(self._rows("told", "told failure"))}
 
     def _forgotten(self) -> set[str]:
         """Operations of which somebody was told a result that is not on record."""
         told, records = self._told(), self._records()  # in this order: what is told is on record before
-        return {each for each, rows in told.items() if _results_in(rows) - _results_of(records.get(each))}
+        return {each for each, results in told.items() if results - _results_of(records.get(each))}
 
-    def _until_quiet(self) -> None:
-        with suppress(Timeout):
-            until(self._is_quiet, "the end of all deliveries", PATIENCE)
-
-    def _is_quiet(self) -> bool:
-        broker = self.app.conf.broker_url
-        for _ in range(5):  # a message on its way from Redis into a worker is in nobody's books
-            if any(queue_length(broker, side) for side in SIDES):
-                return False
-            time.sleep(POLL)
-        return all(each.ended < float("inf") for each in deliveries(rows_in(self.folder)))
+    def _told(self) -> Mapping[str, set[str]]:
+        told: dict[str, set[str]] = defaultdict(set)
+        for row in self._rows("told"):
+            told[row.order].add(row.reference)
+        return told
 
     def _records(self) -> Mapping[str, Record]:
-        operation = {row.key: row.order for row in rows_in(self.folder) if row.key}
         with closing(open_store(self.pair.primary.url)) as store:
-            return {operation[record.key]: record for record in store.scan() if record.key in operation}
+            return {self._sent[each.task_id].operation: each for each in store.scan() if each.task_id in self._sent}
 
-    def _judged(self, seconds: Sequence[float]) -> Failover:
+    def _rows(self, *what: str) -> list[LedgerRow]:
+        for name, position in self._read.items():
+            more, self._read[name] = Ledger(self.folder / f"{name}.jsonl").since(position)
+            self._seen += more
+        return [row for row in self._seen if row.what in what]
+
+    def _judged(self, seconds: Sequence[float], lasted: float) -> Failover:
         records, told = self._records(), self._told()
         effects, different, tally = Counter(row.order for row in self._rows("effect")), 0, Tally()
-        for operation, _ in self._published:
+        for operation in self._operations:
             record, promise = records.get(operation), PROMISES[operation.split("-")[0]]
-            results = _results_in(told[operation]) | _results_of(record)
+            results = told[operation] | _results_of(record)
             answers, status = [Told("finished", each) for each in results], record.status if record else None
             seen = Seen(promise=promise, effects=effects[operation], told=answers, status=status, excused=0)
             verdict = verdict_of(operation, seen, 1)
             tally.add(verdict)
             different += len(results) > 1
-            if not self.part.is_control:
-                for problem in verdict.problems:
-                    self.progress(f"BROKEN {operation} ({promise.name}): {problem}")
+            for problem in [] if self.part.is_control else verdict.problems:
+                self.progress(f"BROKEN {operation} ({promise.name}): {problem}")
         named: dict[str, Any] = {"system": CONTROL} if self.part.is_control else {}
-        what = f"fail-over, primary {self.part.strike}, {self.part.rounds} times"
-        rows = tally.rows(store=self.part.name, campaign=what, seconds=round(time.time() - self._began, 1), **named)
-        return Failover(part=self.part, rows=rows, lost=len(self._lost), different=different, seconds=seconds)
-
-    def _told(self) -> dict[str, list[LedgerRow]]:
-        told: dict[str, list[LedgerRow]] = defaultdict(list)
-        for row in (*self._rows("told"), *self._rows("told failure")):
-            told[row.order].append(row)
-        return told
-
-    def _rows(self, what: str) -> list[LedgerRow]:
-        return [row for row in rows_in(self.folder) if row.what == what]
-
-
-def _results_in(rows: Iterable[LedgerRow]) -> set[str]:
-    return {row.reference for row in rows if row.what == "told"}
+        campaign = f"fail-over, primary {self.part.strike}, {self.part.rounds} times"
+        rows = tally.rows(store=self.part.name, campaign=campaign, seconds=round(lasted, 1), **named)
+        figures = {
+            "pair": self.part.name,
+            "primary": self.part.strike,
+            "promotions": len(seconds),
+            "operations": len(self._operations),
+            "lost": len(self._lost),
+            "twice": {row.promise: row.effects_2 for row in rows},
+            "different": different,
+            "stuck": sum(row.stuck for row in rows),
+            "p50": round(median(seconds), 1),
+            "max": round(max(seconds), 1),
+            "seconds": [round(each, 2) for each in seconds],
+        }
+        return Failover(rows, figures)
 
 
 def _results_of(record: Record | None) -> set[str]:
