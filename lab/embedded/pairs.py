@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lab.embedded.postgres import EmbeddedPostgres
 from lab.embedded.redis import DURABLE, GROUP, EmbeddedRedis, EmbeddedSentinel
@@ -20,82 +19,61 @@ _until = partial(until, timeout=PATIENCE)
 S = TypeVar("S", bound=Server)
 
 
-class Pair(ABC, Generic[S]):
-    """Two servers of which the second has what the first has acknowledged, as far as it gets there."""
+class Pair(Generic[S]):
+    """Two servers of which the second has what the first has acknowledged, as far as it gets there.
 
-    primary: S
-    replica: S
+    ``urls`` are how two clients reach whichever is the primary; they may differ in whom they ask first.
+    """
+
     urls: tuple[str, str]
-    """How two clients reach whichever is the primary; they may differ in whom they ask first."""
 
-    def __enter__(self) -> Self:
-        self._frozen_primary, self._frozen_replica = Freezer(), Freezer()
-        with ExitStack() as starting:
-            self._start(starting)
-            starting.callback(self._frozen_primary.thaw)
-            starting.callback(self._frozen_replica.thaw)
-            self._running = starting.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._running.close()
+    def __init__(self, running: ExitStack, primary: S, replica: S) -> None:
+        self.primary, self.replica = primary, replica
+        self._stopped_primary, self._stopped_replica = Freezer(), Freezer()
+        running.callback(self._stopped_primary.thaw)
+        running.callback(self._stopped_replica.thaw)
 
     def cut_off_replica(self) -> None:
         """From now on what the primary writes stays with it alone."""
-        self._frozen_replica.freeze(PATIENCE, *self.replica.pids)
-        self._disconnect_replica()
+        self._stopped_replica.freeze(PATIENCE, *self.replica.pids)
 
     def stop_primary(self) -> None:
         """It answers nobody, and does not know, until :meth:`rejoin`."""
-        self._frozen_primary.freeze(PATIENCE, *self.primary.pids)
+        self._stopped_primary.freeze(PATIENCE, *self.primary.pids)
 
     def promote(self) -> None:
         """The replica goes on; when this returns, it is the primary."""
-        self._frozen_replica.thaw()
-        self._promote()
+        self._stopped_replica.thaw()
         self.primary, self.replica = self.replica, self.primary
 
     def rejoin(self) -> None:
         """The old primary comes back; when this returns, it is a replica, without what it alone had."""
-        self._frozen_primary.thaw()
-        self._rejoin()
-
-    @abstractmethod
-    def _start(self, running: ExitStack) -> None: ...
-
-    @abstractmethod
-    def _disconnect_replica(self) -> None: ...
-
-    @abstractmethod
-    def _promote(self) -> None: ...
-
-    @abstractmethod
-    def _rejoin(self) -> None: ...
+        self._stopped_primary.thaw()
 
 
 class RedisPair(Pair[EmbeddedRedis]):
     """Valkey; a sentinel promotes after half a second's silence. A write waits for the replica, or not."""
 
-    def __init__(self, waits: bool) -> None:
-        self._wait_replicas = int(waits)
-
-    def _start(self, running: ExitStack) -> None:
+    def __init__(self, running: ExitStack, waits: bool) -> None:
         options = (*DURABLE, "--repl-diskless-sync-delay", "0")
-        self.primary, self.replica = (running.enter_context(EmbeddedRedis(options=options)) for _ in range(2))
+        super().__init__(running, *(running.enter_context(EmbeddedRedis(options=options)) for _ in range(2)))
         _ask(self.replica, "REPLICAOF", HOST, self.primary.port)
         _until(partial(_follows, self.replica), "the replica")
         self._sentinel = running.enter_context(EmbeddedSentinel(self.primary))
         _until(lambda: bool(_ask(self._sentinel, "SENTINEL SLAVES", GROUP)), "the sentinel to see the replica")
-        options_of_url = f"master_name={GROUP}&wait_replicas={self._wait_replicas}"
-        self.urls = (f"sentinel://{HOST}:{self._sentinel.port}/0?{options_of_url}",) * 2
+        url = f"sentinel://{HOST}:{self._sentinel.port}/0?master_name={GROUP}&wait_replicas={int(waits)}"
+        self.urls = url, url
 
-    def _disconnect_replica(self) -> None:
+    def cut_off_replica(self) -> None:
+        super().cut_off_replica()
         _ask(self.primary, "CLIENT KILL", "TYPE", "replica")
 
-    def _promote(self) -> None:
-        _until(lambda: _ask(self._sentinel, "SENTINEL MASTER", GROUP)["port"] == self.replica.port, "the promotion")
+    def promote(self) -> None:
+        super().promote()
+        _until(lambda: _ask(self._sentinel, "SENTINEL MASTER", GROUP)["port"] == self.primary.port, "the promotion")
 
-    def _rejoin(self) -> None:
+    def rejoin(self) -> None:
+        super().rejoin()
         if not self.replica.pids:
             self.replica.revive()
         _until(partial(_follows, self.replica), "the old primary to follow the new one")
@@ -118,29 +96,29 @@ class PostgresPair(Pair[EmbeddedPostgres]):
     Clients take the first server that is writable: by the first URL the first is asked first, by the second the other.
     """
 
-    def __init__(self, waits: bool) -> None:
-        self._settings = {"cluster_name": "pair", "synchronous_standby_names": "pair" if waits else ""}
-
-    def _start(self, running: ExitStack) -> None:
-        self.primary = running.enter_context(EmbeddedPostgres(settings=self._settings))
-        self.replica = running.enter_context(EmbeddedPostgres(settings=self._settings, copy_of=self.primary))
+    def __init__(self, running: ExitStack, waits: bool) -> None:
+        settings = {"cluster_name": "pair", "synchronous_standby_names": "pair" if waits else ""}
+        primary = running.enter_context(EmbeddedPostgres(settings=settings))
+        super().__init__(running, primary, running.enter_context(EmbeddedPostgres(settings=settings, copy_of=primary)))
         first, second = (f"host={HOST}:{each.port}" for each in (self.primary, self.replica))
         base = "postgresql+psycopg://postgres@/postgres?target_session_attrs=read-write"
         self.urls = f"{base}&{first}&{second}", f"{base}&{second}&{first}&application_name=second"
         self._wait_for_standby()
 
-    def _disconnect_replica(self) -> None:
+    def cut_off_replica(self) -> None:
+        super().cut_off_replica()
         _execute(self.primary, "SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
 
-    def _promote(self) -> None:
-        _execute(self.replica, "SELECT pg_promote()")
+    def promote(self) -> None:
+        super().promote()
+        _execute(self.primary, "SELECT pg_promote()")
 
     def move_second(self) -> None:
         """Break the connections that were made by the second URL to the old primary."""
         named = "application_name = 'second'"
         _execute(self.replica, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {named}")
 
-    def _rejoin(self) -> None:
+    def rejoin(self) -> None:
         self.replica.kill()
         self.replica.copy(self.primary)
         self.replica.revive()

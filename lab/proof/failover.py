@@ -23,7 +23,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Celery
 
@@ -40,7 +40,7 @@ from lab.ledger import Row as LedgerRow
 from lab.proof.audit import verdict_of
 from lab.proof.soak import PROMISES, configuration
 from lab.proof.table import CONTROL, Row
-from lab.proof.verdicts import Seen, Tally, Told
+from lab.proof.verdicts import Seen, Tally, Told, Verdict
 
 SIDES = ("first", "second")
 """Workers, each with a queue of its own, and with the pair's URL of the same place."""
@@ -75,7 +75,7 @@ class Part:
     """A pair of servers, and what becomes of its primary, so many times."""
 
     name: str
-    pair: Callable[[], Pair[Any]]
+    pair: Callable[[ExitStack], Pair[Any]]
     strike: Strike
     rounds: int
     is_control: bool
@@ -91,11 +91,14 @@ class Failover:
 
 def plan(*, quick: bool) -> Iterator[Part]:
     """Every pair under every strike, without the wait for the replica and with it."""
-    pairs: Mapping[Strike, Mapping[str, Callable[[], Pair[Any]]]] = {
-        Strike.STOP: {"Valkey": partial(RedisPair, False), "Valkey, wait_replicas=1": partial(RedisPair, True)},
+    pairs: Mapping[Strike, Mapping[str, Callable[[ExitStack], Pair[Any]]]] = {
+        Strike.STOP: {
+            "Valkey": partial(RedisPair, waits=False),
+            "Valkey, wait_replicas=1": partial(RedisPair, waits=True),
+        },
         Strike.SPARE: {
-            "PostgreSQL, asynchronous": partial(PostgresPair, False),
-            "PostgreSQL, synchronous": partial(PostgresPair, True),
+            "PostgreSQL, asynchronous": partial(PostgresPair, waits=False),
+            "PostgreSQL, synchronous": partial(PostgresPair, waits=True),
         },
     }
     for other, named in pairs.items():
@@ -112,7 +115,8 @@ def run(parts: Iterable[Part], progress: Progress) -> list[Failover]:
 
 
 def _run(part: Part, progress: Progress) -> Failover:
-    with temporary_folder() as folder, EmbeddedRedis() as broker, part.pair() as pair, ExitStack() as stack:
+    with temporary_folder() as folder, EmbeddedRedis() as broker, ExitStack() as stack:
+        pair = part.pair(stack)
         with closing(open_store(pair.urls[0])) as store:
             store.provision()
         for side, url in zip(SIDES, pair.urls, strict=True):
@@ -124,11 +128,6 @@ def _run(part: Part, progress: Progress) -> Failover:
         return _Trial(part, pair, app, folder, progress).run()
 
 
-class _Sent(NamedTuple):
-    operation: str
-    at: float
-
-
 @dataclass
 class _Trial:
     """One part while it runs."""
@@ -138,7 +137,7 @@ class _Trial:
     app: Celery
     folder: Path
     progress: Progress
-    _sent: dict[str, _Sent] = field(default_factory=dict)
+    _sent: dict[str, str] = field(default_factory=dict)
     _operations: list[str] = field(default_factory=list)
     _lost: set[str] = field(default_factory=set)
     _seen: list[LedgerRow] = field(default_factory=list)
@@ -169,20 +168,18 @@ class _Trial:
                 if number >= LAG:
                     self._send(self._operations[number - LAG], number)
 
-        thread = threading.Thread(target=send)
-        thread.start()
-        try:
-            yield
-        finally:
-            stopped.set()
-            thread.join()
+        with ThreadPoolExecutor(1) as thread:
+            sending = thread.submit(send)
+            try:
+                yield
+            finally:
+                stopped.set()
+            sending.result()
 
     def _send(self, operation: str, number: int) -> None:
         task_id, arguments = uuid.uuid4().hex, {"operation": operation, "seconds": number % 5 / 5}
-        self._sent[task_id] = _Sent(operation, time.time())
-        self.app.send_task(
-            f"soak.{operation.split('-')[0]}", kwargs=arguments, task_id=task_id, queue=SIDES[number % 2]
-        )
+        self._sent[task_id] = operation
+        self.app.send_task(f"soak.{_task_of(operation)}", kwargs=arguments, task_id=task_id, queue=SIDES[number % 2])
 
     def _fail_over(self, strike: Strike) -> float:
         """One round; seconds from the strike until all that was sent before the promotion has its answer."""
@@ -195,13 +192,13 @@ class _Trial:
         elif strike is Strike.STOP:
             self.pair.stop_primary()
         self.pair.promote()
-        promoted = time.time()
+        touched = list(self._sent)
         if isinstance(self.pair, PostgresPair) and strike is Strike.SPARE:
             self.pair.move_second()
             self._until_told("two primaries")
         self.pair.rejoin()
         self._lost |= self._forgotten()
-        return self._until_answered(each for each, sent in self._sent.copy().items() if sent.at < promoted) - struck
+        return self._until_answered(touched) - struck
 
     def _until_told(self, when: str) -> None:
         self.progress(f"{self.part.name}, {self.part.strike}: {when}")
@@ -232,7 +229,7 @@ class _Trial:
 
     def _records(self) -> Mapping[str, Record]:
         with closing(open_store(self.pair.primary.url)) as store:
-            return {self._sent[each.task_id].operation: each for each in store.scan() if each.task_id in self._sent}
+            return {self._sent[each.task_id]: each for each in store.scan() if each.task_id in self._sent}
 
     def _rows(self, *what: str) -> list[LedgerRow]:
         for name, position in self._read.items():
@@ -241,18 +238,11 @@ class _Trial:
         return [row for row in self._seen if row.what in what]
 
     def _judged(self, seconds: Sequence[float], lasted: float) -> Failover:
-        records, told = self._records(), self._told()
-        effects, different, tally = Counter(row.order for row in self._rows("effect")), 0, Tally()
-        for operation in self._operations:
-            record, promise = records.get(operation), PROMISES[operation.split("-")[0]]
-            results = told[operation] | _results_of(record)
-            answers, status = [Told("finished", each) for each in results], record.status if record else None
-            seen = Seen(promise=promise, effects=effects[operation], told=answers, status=status, excused=0)
-            verdict = verdict_of(operation, seen, 1)
+        told, tally = self._told(), Tally()
+        for verdict in self._verdicts(told):
             tally.add(verdict)
-            different += len(results) > 1
             for problem in [] if self.part.is_control else verdict.problems:
-                self.progress(f"BROKEN {operation} ({promise.name}): {problem}")
+                self.progress(f"BROKEN {verdict.task} ({verdict.promise}): {problem}")
         named: dict[str, Any] = {"system": CONTROL} if self.part.is_control else {}
         campaign = f"fail-over, primary {self.part.strike}, {self.part.rounds} times"
         rows = tally.rows(store=self.part.name, campaign=campaign, seconds=round(lasted, 1), **named)
@@ -263,13 +253,26 @@ class _Trial:
             "operations": len(self._operations),
             "lost": len(self._lost),
             "twice": {row.promise: row.effects_2 for row in rows},
-            "different": different,
+            "different": sum(len(results) > 1 for results in told.values()),
             "stuck": sum(row.stuck for row in rows),
             "p50": round(median(seconds), 1),
             "max": round(max(seconds), 1),
             "seconds": [round(each, 2) for each in seconds],
         }
         return Failover(rows, figures)
+
+    def _verdicts(self, told: Mapping[str, set[str]]) -> Iterator[Verdict]:
+        records, effects = self._records(), Counter(row.order for row in self._rows("effect"))
+        for operation in self._operations:
+            record, promise = records.get(operation), PROMISES[_task_of(operation)]
+            answers = [Told("finished", each) for each in told[operation] | _results_of(record)]
+            status = record.status if record else None
+            seen = Seen(promise=promise, effects=effects[operation], told=answers, status=status, excused=0)
+            yield verdict_of(operation, seen, 1)
+
+
+def _task_of(operation: str) -> str:
+    return operation.split("-")[0]
 
 
 def _results_of(record: Record | None) -> set[str]:
