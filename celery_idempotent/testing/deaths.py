@@ -53,6 +53,7 @@ class Statement(NamedTuple):
     path: str
     line: int
     last: int
+    is_with: bool
     #: The function: a lambda may stand in the midst of a line of another.
     scope: str
 
@@ -96,32 +97,26 @@ def _places(name: str) -> Iterable[str]:
 
 
 @functools.cache
-def _lines(path: str) -> dict[int, tuple[int, int]]:
-    """The first and the last line of the statement at each line of a file; a compound one has none in its body."""
-    found: dict[int, tuple[int, int]] = {}
-    for node in ast.walk(_tree(path)):
+def _lines(path: str) -> dict[int, tuple[int, int, bool]]:
+    """The statement at each line of a file: its first line, its last, and whether it is a ``with``.
+
+    A compound one has no line in its body, and a file that is not Python's, such as a template, has no statements.
+    """
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return {}
+    found = {}
+    for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case) and not isinstance(
             node, ast.Try | ast.TryStar
         ):
             parts = [each for each in ast.walk(node) if isinstance(each, ast.stmt | ast.expr | ast.pattern)]
-            span = min(each.lineno for each in parts), max(each.end_lineno or 0 for each in parts)
+            first, last = min(each.lineno for each in parts), max(each.end_lineno or 0 for each in parts)
             body: list[ast.stmt] = getattr(node, "body", [])
-            found.update((line, span) for line in range(span[0], body[0].lineno if body else span[1] + 1))
+            span = first, last, isinstance(node, ast.With | ast.AsyncWith)
+            found.update(dict.fromkeys(range(first, body[0].lineno if body else last + 1), span))
     return found
-
-
-@functools.cache
-def _heads_of_with(path: str) -> frozenset[int]:
-    blocks = [each for each in ast.walk(_tree(path)) if isinstance(each, ast.With | ast.AsyncWith)]
-    return frozenset(line for each in blocks for line in (each.lineno, *range(each.lineno, each.body[0].lineno)))
-
-
-def _tree(path: str) -> ast.Module:
-    """The source of a file; nothing of one that is not Python's, such as a template that claims to be executed."""
-    try:
-        return ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
 
 
 _STARTERS = {
@@ -166,10 +161,8 @@ class MortalThread(threading.Thread):
         """How the delivery ended, or that its worker died."""
         self.start()
         if not wait([self._ending], _HANGS).done:
-            where = f"{self.points[-1].statement.path}:{self.points[-1].statement.line}" if self.points else "its task"
-            raise TimeoutError(
-                f"a delivery has not ended within {_HANGS:.0f} s, at {where}; does it wait for a dead one?"
-            )
+            at = "{0.path}:{0.line}".format(self.points[-1].statement) if self.points else "its task"
+            raise TimeoutError(f"a delivery has not ended within {_HANGS:.0f} s, at {at}; does it wait for a dead one?")
         return self._ending.result()
 
     def unwind(self) -> None:
@@ -208,14 +201,15 @@ class MortalThread(threading.Thread):
         return None
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        statement = _statement_at(frame)
         if self.is_dead:
-            if event == "line" and not _is_head_of_with(frame):
+            if event == "line" and not (statement and statement.is_with):
                 self._refuse(frame)
             return self._trace
         is_suspended = frame.f_code.co_code[frame.f_lasti] == _YIELD  # and comes back into the statement
         if event == "line":
             self._leave(frame, frame.f_lineno)
-            self._enter(frame)
+            self._enter(frame, statement)
         elif event == "return" and not is_suspended:
             self._leave(frame, 0)
             self._entered.pop(frame, None)
@@ -228,8 +222,8 @@ class MortalThread(threading.Thread):
             if not statement.line <= line <= statement.last:
                 self._come_by(Point(statement, "after", entered.pop(statement)), frame)
 
-    def _enter(self, frame: FrameType) -> None:
-        statement, entered = _statement_at(frame), self._entered.setdefault(frame, {})
+    def _enter(self, frame: FrameType, statement: Statement | None) -> None:
+        entered = self._entered.setdefault(frame, {})
         if statement and statement not in entered:  # a head is come by again at the end of its block, or of a pass
             self._passes[statement] += 1
             self._come_by(Point(statement, "before", self._passes[statement]), frame)
@@ -246,7 +240,8 @@ class MortalThread(threading.Thread):
         self._deliveries.store.bury()
         self._ending.set_result(DeliveryResult("DIED", WorkerDied()))
         self._end.wait(_PATIENCE)
-        if _is_head_of_with(frame) and _statement_at(frame) in self._entered.get(frame, ()):
+        statement = _statement_at(frame)
+        if statement and statement.is_with and statement in self._entered.get(frame, ()):
             sys.setprofile(self._forbid)  # an exception at the end of a block comes too late for its manager
         else:
             self._refuse(frame)
@@ -287,10 +282,6 @@ def _statement_at(frame: FrameType) -> Statement | None:
     path = frame.f_code.co_filename
     span = _lines(path).get(frame.f_lineno)
     return Statement(path, *span, frame.f_code.co_qualname) if span else None
-
-
-def _is_head_of_with(frame: FrameType) -> bool:
-    return frame.f_lineno in _heads_of_with(frame.f_code.co_filename)
 
 
 @contextmanager
