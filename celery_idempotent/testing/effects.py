@@ -12,7 +12,7 @@ from celery import Task
 from celery_idempotent.errors import IdempotencyError, OutcomeUnknown
 from celery_idempotent.integration.task.task import IdempotentMixin
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.testing.scenarios import Deliveries, DeliveryResult, Row, Scenarios
+from celery_idempotent.testing.scenarios import Deliveries, DeliveryResult, Row, rehearse
 from celery_idempotent.troubleshooting import with_link
 
 Promise = Literal["exactly once", "at least once", "at most once"]
@@ -62,7 +62,7 @@ def assert_effect_once(
     checked(task, promise)
     with Deliveries.of(task) as deliveries:
         count = _counting(deliveries.results if effects is None else effects)
-        rows = Scenarios(deliveries, args, kwargs, count, reset).play_all()
+        rows = rehearse(deliveries, args, kwargs, count, reset)
     if not all(_keeps(row, promise) for row in rows):
         raise AssertionError(_report(deliveries.task, promise, rows, are_runs=effects is None))
 
@@ -96,7 +96,7 @@ def keeps(effects: int, expected: int, promise: Promise) -> bool:
 
 
 def _keeps(row: Row, promise: Promise) -> bool:
-    return keeps(row.effects, 1, promise if row.kind == "death" else "exactly once")
+    return keeps(row.effects, 1, promise if row.is_death else "exactly once")
 
 
 def _report(task: Task, promise: Promise, rows: Sequence[Row], *, are_runs: bool) -> str:
@@ -124,16 +124,12 @@ _ABOUT_RUNS = (
 
 
 def _describe(ending: DeliveryResult) -> str:
-    match ending.how:
-        case "SUCCESS":
-            return _short(repr(ending.value))
-        case "FAILURE":
-            known = isinstance(ending.value, IdempotencyError)
-            return f"raised {type(ending.value).__name__ if known else _short(repr(ending.value))}"
-        case "RETRY":
-            return "postponed"
-        case how:
-            return how.lower()
+    if ending.how == "SUCCESS":
+        return _short(repr(ending.value))
+    if ending.how == "FAILURE":
+        is_known = isinstance(ending.value, IdempotencyError)
+        return f"raised {type(ending.value).__name__ if is_known else _short(repr(ending.value))}"
+    return "postponed" if ending.how == "RETRY" else ending.how.lower()
 
 
 def _short(text: str) -> str:
@@ -174,7 +170,7 @@ def _advice(task: Task, single: Row, broken: Sequence[Row]) -> Iterator[str]:
     missing = [row for row in broken if row.effects < 1 and row.endings[-1].how != "DIED"]
     if missing:
         yield _about_missing(policy, missing)
-    if any(row.effects > 1 and row.kind == "death" for row in broken):
+    if any(row.effects > 1 and row.is_death for row in broken):
         yield (
             "A worker that dies after its effect looks like one that died before it, so the body ran again. Give the "
             'receiver a key that every attempt has, attempt.effect_key("...") or step.key in attempt.step(), '
@@ -182,7 +178,7 @@ def _advice(task: Task, single: Row, broken: Sequence[Row]) -> Iterator[str]:
             'never have it again, with Policy(on_takeover="refuse") or a step AtMostOnce, and promise="at most once"; '
             'or, if repeating it is harmless, state promise="at least once"'
         )
-    if any(row.effects > 1 and row.kind != "death" for row in broken):
+    if any(row.effects > 1 and not row.is_death for row in broken):
         yield (
             "It was repeated although no worker died. Look for effects outside of the body: before_start, on_success "
             "and signal receivers run for every delivery"

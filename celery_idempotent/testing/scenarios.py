@@ -59,9 +59,6 @@ class DeliveryResult:
     value: Any
 
 
-DeliverOnce = Callable[[Message], DeliveryResult]
-
-
 class Deliveries:
     """Delivers messages of ``task`` as a broker and its workers would, also in several threads at once; see :meth:`of`.
 
@@ -100,7 +97,9 @@ class Deliveries:
         self.store.plan(number, fates)
         return Message(tuple(args), kwargs, {KEY_HEADER: f"rehearsal:{uuid4()}"})
 
-    def deliver(self, message: Message, deliver_once: DeliverOnce | None = None) -> list[DeliveryResult]:
+    def deliver(
+        self, message: Message, deliver_once: Callable[[Message], DeliveryResult] | None = None
+    ) -> list[DeliveryResult]:
         """Deliver until nothing is left to deliver."""
         deliver_once = deliver_once or self.deliver_once
         endings: list[DeliveryResult] = []
@@ -176,31 +175,28 @@ _MAX_DELIVERIES = 50
 _MEETS_WITHIN = 10.0
 """Seconds that the first delivery waits in its body for the second one to come in or be sent away."""
 
-Kind = Literal["delivery", "lost", "death"]
-"""What a scenario is about: deliveries alone, one lost message, or the end of a worker or of its patience."""
-
-Moment = Literal["before_body", "after_body"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One scenario, what came of it, and how its deliveries ended, in order."""
 
-    kind: Kind
     name: str
+    #: Whether it is the end of a worker, or of its patience.
+    is_death: bool
     effects: int
     endings: tuple[DeliveryResult, ...]
 
 
 Fate = Literal["request lost", "reply lost", "dies before", "dies after"]
 
-_FATES: tuple[tuple[Kind, str, tuple[Fate, ...]], ...] = (
-    ("lost", "one request is lost at", ("request lost",)),
-    ("lost", "one reply is lost at", ("reply lost",)),
-    ("death", "two answers are lost at", ("reply lost", "request lost")),
-    ("death", "the worker dies before", ("dies before",)),
-    ("death", "the worker dies after", ("dies after",)),
+_FATES: tuple[tuple[str, bool, tuple[Fate, ...]], ...] = (
+    ("one request is lost at", False, ("request lost",)),
+    ("one reply is lost at", False, ("reply lost",)),
+    ("two answers are lost at", True, ("reply lost", "request lost")),
+    ("the worker dies before", True, ("dies before",)),
+    ("the worker dies after", True, ("dies after",)),
 )
+"""What may happen at a write, and at the next one; whether it is a death."""
 
 _WRITES = {
     Status.COMPLETED: "the completion",
@@ -365,79 +361,79 @@ class _ScenarioTransaction:
             self._own.rollback()  # unless it was committed
 
 
-Act = Callable[[Message], list[DeliveryResult]]
+Act = Callable[[Deliveries, Message], list[DeliveryResult]]
 
 
-@dataclass(frozen=True)
-class Scenarios:
-    """All scenarios of one call."""
+def rehearse(
+    deliveries: Deliveries,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    count: Callable[[], int],
+    reset: Callable[[], object],
+) -> list[Row]:
+    """What came of each scenario; only of the first if that says nothing about one effect."""
 
-    deliveries: Deliveries
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    count: Callable[[], int]
-    reset: Callable[[], object]
+    def play(name: str, act: Act, is_death: bool = False, number: int = 0, fates: Sequence[Fate] = ()) -> Row:
+        reset()
+        before = count()
+        endings = act(deliveries, deliveries.begin(args, kwargs, number, fates))
+        return Row(name, is_death, count() - before, tuple(endings))
 
-    def play_all(self) -> list[Row]:
-        """What came of each; only the first if that says nothing about one effect."""
-        once = self._play("delivery", "delivered once", self.deliveries.deliver)
-        if once.effects != 1:
-            return [once]
-        writes = self.deliveries.store.writes
-        return [
-            once,
-            self._play("delivery", "delivered twice", self._deliver_and_duplicate),
-            self._play("delivery", "delivered again as the body begins", partial(self._deliver_two, "before_body")),
-            self._play("delivery", "delivered again as the body ends", partial(self._deliver_two, "after_body")),
-            self._play("death", "the worker dies as the body begins", partial(self._die, "before_body")),
-            self._play("death", "the worker dies as the body ends", partial(self._die, "after_body")),
-            *(
-                self._play(kind, f"{what} {write}", self._deliver_and_duplicate, number, fates)
-                for number, write in enumerate(writes)
-                for kind, what, fates in _FATES
-            ),
-        ]
+    once = play("delivered once", Deliveries.deliver)
+    if once.effects != 1:
+        return [once]
+    writes = deliveries.store.writes
+    return [
+        once,
+        play("delivered twice", _deliver_and_duplicate),
+        play("delivered again as the body begins", partial(_deliver_two, "before_body")),
+        play("delivered again as the body ends", partial(_deliver_two, "after_body")),
+        play("the worker dies as the body begins", partial(_die, "before_body"), is_death=True),
+        play("the worker dies as the body ends", partial(_die, "after_body"), is_death=True),
+        *(
+            play(f"{what} {write}", _deliver_and_duplicate, is_death, number, fates)
+            for number, write in enumerate(writes)
+            for what, is_death, fates in _FATES
+        ),
+    ]
 
-    def _play(self, kind: Kind, name: str, act: Act, number: int = 0, fates: Sequence[Fate] = ()) -> Row:
-        self.reset()
-        before = self.count()
-        endings = act(self.deliveries.begin(self.args, self.kwargs, number, fates))
-        return Row(kind, name, self.count() - before, tuple(endings))
 
-    def _deliver_and_duplicate(self, message: Message) -> list[DeliveryResult]:
-        """All its deliveries, and another message of the operation, as a publisher sends it who got no answer.
+def _deliver_and_duplicate(deliveries: Deliveries, message: Message) -> list[DeliveryResult]:
+    """All its deliveries, and another message of the operation, as a publisher sends it who got no answer.
 
-        But that one must not make up for a message that is lost.
-        """
-        endings = self.deliveries.deliver(message)
-        return endings if endings[-1].how == "DIED" else endings + self.deliveries.deliver(_duplicate(message))
+    But that one must not make up for a message that is lost.
+    """
+    endings = deliveries.deliver(message)
+    return endings if endings[-1].how == "DIED" else endings + deliveries.deliver(_duplicate(message))
 
-    def _deliver_two(self, moment: Moment, message: Message) -> list[DeliveryResult]:
-        """While the first delivery is at ``moment``, a second one comes, and gets as far or is sent away."""
-        first, second = message, _duplicate(message)
-        comings = itertools.count()
-        is_settled = threading.Event()
-        delivered: list[Future[DeliveryResult]] = []
 
-        def come() -> None:
-            if next(comings):
-                is_settled.set()  # it is the second itself, which waits for nobody: both are in the body
-                return
-            delivered.append(thread.submit(self.deliveries.deliver_once, second))
-            delivered[0].add_done_callback(lambda _: is_settled.set())
-            is_settled.wait(_MEETS_WITHIN)
+def _deliver_two(moment: str, deliveries: Deliveries, first: Message) -> list[DeliveryResult]:
+    """While the first delivery is at ``moment``, a second one comes, and gets as far or is sent away."""
+    second = _duplicate(first)
+    comings = itertools.count()
+    is_settled = threading.Event()
+    delivered: list[Future[DeliveryResult]] = []
 
-        with patch.object(self.deliveries, moment, come), ThreadPoolExecutor(1) as thread:
-            ended = [(first, self.deliveries.deliver_once(first))]
-        ended += [(second, each.result()) for each in delivered]
-        coming = [each for one in ended for each in self.deliveries.after(*one)]
-        return [ending for _, ending in ended] + [end for each in coming for end in self.deliveries.deliver(each)]
+    def come() -> None:
+        if next(comings):
+            is_settled.set()  # it is the second itself, which waits for nobody: both are in the body
+            return
+        delivered.append(thread.submit(deliveries.deliver_once, second))
+        delivered[0].add_done_callback(lambda _: is_settled.set())
+        is_settled.wait(_MEETS_WITHIN)
 
-    def _die(self, moment: Moment, message: Message) -> list[DeliveryResult]:
-        """The first delivery that comes to ``moment`` dies there."""
-        deaths = [self.deliveries.store.die]
-        with patch.object(self.deliveries, moment, lambda: deaths and deaths.pop()()):
-            return self._deliver_and_duplicate(message)
+    with patch.object(deliveries, moment, come), ThreadPoolExecutor(1) as thread:
+        ended = [(first, deliveries.deliver_once(first))]
+    ended += [(second, each.result()) for each in delivered]
+    coming = [each for one in ended for each in deliveries.after(*one)]
+    return [ending for _, ending in ended] + [end for each in coming for end in deliveries.deliver(each)]
+
+
+def _die(moment: str, deliveries: Deliveries, message: Message) -> list[DeliveryResult]:
+    """The first delivery that comes to ``moment`` dies there."""
+    deaths = [deliveries.store.die]
+    with patch.object(deliveries, moment, lambda: deaths and deaths.pop()()):
+        return _deliver_and_duplicate(deliveries, message)
 
 
 def _duplicate(message: Message) -> Message:

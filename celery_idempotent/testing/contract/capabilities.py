@@ -126,7 +126,7 @@ class PurgeableContract:
         seconds = store.now() // 1000
         forgotten = [_outcome(store, status, seconds - 5) for status in (Status.COMPLETED, Status.FAILED)]
         kept = [_outcome(store, status, seconds + 600) for status in (Status.COMPLETED, Status.FAILED)]
-        kept += [_write(store, replace(a_record(), status=status, lease_until=1, updated_at=1)) for status in Status]
+        kept += [a_claim(store, status=status, lease_until=1, updated_at=1) for status in Status]
 
         _purge_all(store)
 
@@ -168,7 +168,7 @@ class VerifiableContract:
 
     def test_verify_accepts_a_working_store_and_writes_nothing(self, store: _Verifiable) -> None:
         """A worker may start; the check leaves no trace, however often it is made."""
-        record = _write(store, a_record())
+        record = a_claim(store)
         before = {each.key for each in store.scan()}
 
         for _ in range(3):
@@ -430,12 +430,7 @@ class OutboxContract:
 
 
 def _outcome(store: Store, status: Status, expires_at: int) -> Record:
-    return _write(store, replace(a_record(), status=status, result="1", expires_at=expires_at))
-
-
-def _write(store: Store, record: Record) -> Record:
-    assert store.swap(record, None) == record
-    return record
+    return a_claim(store, status=status, result="1", expires_at=expires_at)
 
 
 def _claim(store: Store, forgotten: Record, claim: Record) -> None:

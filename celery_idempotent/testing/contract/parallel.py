@@ -87,15 +87,12 @@ def race(calls: Sequence[Callable[[], _T]]) -> list[_T]:
     # Code that shares this process's memory is interrupted at its weak spot only if threads are switched often.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(len(calls)) as pool:
-            try:
-                return list(pool.map(run, calls))
-            except BaseException:
-                barrier.abort()  # or those that are there would wait for ever for one that cannot come
-                raise
-    finally:
-        sys.setswitchinterval(interval)
+    with ThreadPoolExecutor(len(calls)) as pool:
+        try:
+            return list(pool.map(run, calls))
+        finally:
+            barrier.abort()  # or those that are there would wait for ever for one that cannot come
+            sys.setswitchinterval(interval)
 
 
 def in_children(works: Sequence[Callable[[], _T]]) -> list[_T]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from celery_idempotent.engine.claim import new_nonce
@@ -42,8 +42,9 @@ def a_record() -> Record:
     )
 
 
-def a_claim(store: Store) -> Record:
-    record = a_record()
+def a_claim(store: Store, **fields: Any) -> Record:
+    """A record that is stored, with other fields than :func:`a_record` has."""
+    record = replace(a_record(), **fields)
     assert store.swap(record, None) == record
     return record
 

@@ -118,8 +118,7 @@ class StoreContract:
 
     def test_store_survives_a_fork(self, store: Store) -> None:
         """A worker's child uses the instance it inherited, and the parent goes on using its own."""
-        before = a_record()
-        store.swap(before, None)
+        before = a_claim(store)
 
         def child() -> tuple[Record | None, Record | None, Record | None]:
             mine = a_record()
