@@ -260,11 +260,11 @@ class ScenarioStore(FakeStore):
     def swap(self, new: Record, expected: str | None) -> Record | None:
         """See :meth:`celery_idempotent.stores.Store.swap`."""
         what = self._describe(new) if new.status is Status.IN_PROGRESS else _WRITES[new.status]
-        return self._meet_fate(new, what, partial(super().swap, new, expected))
+        return self.meet_fate(new, what, partial(super().swap, new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
         """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; ``writes`` are kept in :attr:`committed`."""
-        return self._meet_fate(new, "the commit", partial(super().swap_with, new, expected, writes))
+        return self.meet_fate(new, "the commit", partial(super().swap_with, new, expected, writes))
 
     def begin(self, using: Any = None) -> Transaction:
         """A transaction on the database of the app's own store, in which the record is the only thing rehearsed."""
@@ -280,20 +280,12 @@ class ScenarioStore(FakeStore):
             )
         return _ScenarioTransaction(self, own.begin(using))
 
-    def commit(self, new: Record, expected: str, own: Callable[[], None]) -> Record | None:
-        """Write ``new`` together with what ``own`` commits, by the fate of that write."""
-
-        def both() -> Record | None:
-            own()
-            return super(ScenarioStore, self).swap(new, expected)
-
-        return self._meet_fate(new, "the commit", both)
-
     def close(self) -> None:
         """Close the app's own store, if it was opened here."""
         self._opened.close()
 
-    def _meet_fate(self, new: Record, what: str, swap: Callable[[], Record | None]) -> Record | None:
+    def meet_fate(self, new: Record, what: str, swap: Callable[[], Record | None]) -> Record | None:
+        """Make a write of ``new``, which people know as ``what``, or do not, as it was planned."""
         here: _Here | None = getattr(self._thread, "here", None)
         if here is None:
             if new.owner in self._dead_owners:  # the heartbeat's thread must see an error that it knows
@@ -355,8 +347,14 @@ class _ScenarioTransaction:
 
     def commit(self) -> None:
         assert self._write is not None, "swap() comes before commit()"
+        new, expected = self._write
+
+        def both() -> Record | None:
+            self._own.commit()
+            return FakeStore.swap(self._store, new, expected)
+
         try:
-            self._store.commit(*self._write, self._own.commit)
+            self._store.meet_fate(new, "the commit", both)
         finally:
             self._own.rollback()  # unless it was committed
 

@@ -1,6 +1,7 @@
 """Records to swap, and what a call answers."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -77,8 +78,6 @@ def reply_of(call: Callable[[], object]) -> object:
 def ask_again(ask: Callable[[], _T]) -> _T:
     """What ``ask`` returns, asked again where the store gave up in favour of another."""
     for _ in range(_TRIES):
-        try:
+        with suppress(StoreUnavailable):  # in contention a store may give up; an attempt asks again, too
             return ask()
-        except StoreUnavailable:
-            continue  # in contention a store may give up; an attempt asks again, too
     return ask()

@@ -5,7 +5,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -76,11 +76,8 @@ class StoreContract:
     def another(self, store: Store) -> Iterator[Store]:
         """The same, closed at the end of the block."""
         other = self.reopen(store)
-        try:
+        with nullcontext() if other is store else closing(other):
             yield other
-        finally:
-            if other is not store:
-                other.close()
 
     def test_calls_at_once_have_one_history(self, store: Store) -> None:
         """Claims, takeovers, endings, deletions and resends at once look as if one came after the other.
