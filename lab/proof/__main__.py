@@ -2,6 +2,8 @@
 
 import logging
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -86,6 +88,7 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
     context.invoke(strikes, every=11 if quick else 1)
     context.invoke(faults, stores=campaign.STORES, faulted=1_000 if quick else 20_000, first=0, seed=seed)
     context.invoke(failover, quick=quick)
+    context.invoke(fleet, seeds=2 if quick else 100, seed=seed)
     if not quick:
         context.invoke(recovery, seed=seed)
         context.invoke(baselines, seed=seed)
@@ -200,6 +203,23 @@ def soak(minutes: float, seed: int, stores: Iterable[str], broker: str) -> None:
         with _told(f"soak, {store}, {broker}") as progress:
             rows = module.run(minutes, seed, progress, store=store, broker=broker)
         _campaign(f"soak_{store}" if broker == "sqs" else f"soak_{store}_{broker}", rows)
+
+
+@main.command()
+@click.option("--seeds", default=20, show_default=True, help="How many hours.")
+@_seed
+def fleet(seeds: int, seed: int) -> None:
+    """Hours of 50 workers under one virtual clock, with deaths, stalls and outages; mistakes must be noticed."""
+    from lab.proof import simulation as module
+
+    began = time.monotonic()
+    hours = list(_in_processes(module.hour, range(seed, seed + seeds), "hours of a fleet"))
+    controls = dict(zip(module.FLAWS, _in_processes(module.flawed, module.FLAWS, "their controls"), strict=True))
+    for number, problem in ((seed + each, problem) for each, (_, problems) in enumerate(hours) for problem in problems):
+        console.print(f"BROKEN hour {number}: {problem}")
+    rows = list(module.rows(hours, controls, round(time.monotonic() - began, 1), seed))
+    _campaign("fleet", rows, hours=seeds, counts=sum((Counter(counts) for counts, _ in hours), Counter[str]()))
+    _unless((name for name, (_, seen) in controls.items() if module.FLAWS[name][0] not in seen), "nobody noticed")
 
 
 @main.command()
