@@ -11,8 +11,8 @@ from lab.embedded.redis import DURABLE, GROUP, EmbeddedRedis, EmbeddedSentinel
 from lab.embedded.server import HOST, Server
 from lab.fleet import Freezer, until
 
-PATIENCE = 60.0
-"""Seconds, for each step of a fail-over."""
+PATIENCE = 120.0
+"""Seconds, for each step of a fail-over. A sentinel demotes only a server that has answered for eight in a row."""
 
 _until = partial(until, timeout=PATIENCE)
 
@@ -52,14 +52,16 @@ class Pair(Generic[S]):
 
 
 class RedisPair(Pair[EmbeddedRedis]):
-    """Valkey; a sentinel promotes after half a second's silence. A write waits for the replica, or not."""
+    """Valkey; a sentinel promotes after a second's silence. A write waits for the replica, or not."""
 
     def __init__(self, running: ExitStack, waits: bool) -> None:
         options = (*DURABLE, "--repl-diskless-sync-delay", "0")
         super().__init__(running, *(running.enter_context(EmbeddedRedis(options=options)) for _ in range(2)))
         _ask(self.replica, "REPLICAOF", HOST, self.primary.port)
         _until(partial(_follows, self.replica), "the replica")
-        self._sentinel = running.enter_context(EmbeddedSentinel(self.primary))
+        self._sentinel = running.enter_context(
+            EmbeddedSentinel(self.primary, f"sentinel down-after-milliseconds {GROUP} 1000")
+        )
         _until(lambda: bool(_ask(self._sentinel, "SENTINEL SLAVES", GROUP)), "the sentinel to see the replica")
         url = f"sentinel://{HOST}:{self._sentinel.port}/0?master_name={GROUP}&wait_replicas={int(waits)}"
         self.urls = url, url
