@@ -60,3 +60,20 @@ def test_publisher_of_an_app_that_consumes_imports_nothing_of_aws() -> None:
     tables, packages = _printed(CONSUMER + MODULES)
     assert tables == [OUTBOX, TABLE]
     assert not {*packages} & {"boto3", "botocore"}
+
+
+STORES = """
+import sys
+from celery_idempotent import open_store
+
+for url in ("dynamodb://key:secret@localhost:1/orders", "postgresql+psycopg://localhost/shop"):
+    open_store(url).close()
+print(*sorted(sys.modules))
+"""
+
+
+def test_store_imports_nothing_of_its_driver_that_it_does_not_use() -> None:
+    """Every pool process would have a copy of it."""
+    ((*modules,),) = _printed(STORES)
+    assert {"botocore.session", "psycopg", "sqlalchemy"} <= {*modules}
+    assert not {*modules} & {"boto3", "sqlalchemy.orm"}

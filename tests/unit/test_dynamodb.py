@@ -200,14 +200,23 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.Monke
 
 @cache
 def _models() -> Any:
-    """botocore's models of its services, which take long to read."""
-    return boto3.session.Session()._session.get_component("data_loader")
+    """What a store reads of AWS's services, which takes long."""
+    return DynamoDBStore("orders")._new_session().get_component("data_loader")
 
 
-def _template(profile: str | None = None, **options: Any) -> RequestTemplate:
-    session = boto3.session.Session(profile_name=profile)
-    session._session.register_component("data_loader", _models())
-    return DynamoDBStore("orders", session=session, transport="direct", **options)._direct()._way()[0]
+def _template(**options: Any) -> RequestTemplate:
+    store = DynamoDBStore("orders", **options)
+    store._models = _models()
+    return store._direct()._way()[0]
+
+
+def test_what_is_read_of_aws_is_read_once_and_of_few_services() -> None:
+    """Every process would hold it, and a child has it from its parent."""
+    store = DynamoDBStore("orders")
+    first, second = (store._new_session().get_component("data_loader") for _ in range(2))
+    assert first is second
+    partitions = first.load_data("endpoints")["partitions"]
+    assert {"dynamodb", "sts"} <= {*partitions[0]["services"]} <= {"dynamodb", "oidc", "portal.sso", "signin", "sts"}
 
 
 EU, US = {"region": "eu-west-1"}, {"region": "us-east-1"}
@@ -220,7 +229,7 @@ FIPS = {**US, "config": Config(use_fips_endpoint=True)}
     [
         (EU, {}, "dynamodb.eu-west-1.amazonaws.com/", "eu-west-1"),
         ({}, {"AWS_DEFAULT_REGION": "eu-north-1"}, "dynamodb.eu-north-1.amazonaws.com/", "eu-north-1"),
-        ({"profile": "shop"}, {}, "dynamodb.ap-south-1.amazonaws.com/", "ap-south-1"),
+        ({}, {"AWS_PROFILE": "shop", "AWS_ACCESS_KEY_ID": ""}, "dynamodb.ap-south-1.amazonaws.com/", "ap-south-1"),
         ({"region": "cn-north-1"}, {}, "dynamodb.cn-north-1.amazonaws.com.cn/", "cn-north-1"),
         (FIPS, {}, "dynamodb-fips.us-east-1.amazonaws.com/", "us-east-1"),
         (US, {"AWS_USE_DUALSTACK_ENDPOINT": "true"}, "dynamodb.us-east-1.api.aws/", "us-east-1"),
@@ -237,10 +246,10 @@ def test_endpoint_region_and_credentials_are_botocores(
         environment.setenv(name, value)
     template = _template(**options)
     headers = template.headers(b"{}")
-    key = "PROFILE" if "profile" in options else "AKID"
+    key = "PROFILE" if "AWS_PROFILE" in environ else "AKID"
     assert (template.url, headers["X-Amz-Target"]) == (f"https://{url}", "DynamoDB_20120810.PutItem")
     assert f"Credential={key}/" in headers["Authorization"]
-    assert headers.get("X-Amz-Security-Token") == (None if "profile" in options else "secret-token")
+    assert headers.get("X-Amz-Security-Token") == (None if key == "PROFILE" else "secret-token")
     assert "secret" not in repr(template)
     assert f"/{region}/dynamodb/aws4_request, " in headers["Authorization"]
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from boto3.dynamodb.types import TypeSerializer
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 from botocore.parsers import ResponseParserError
 
@@ -114,7 +113,6 @@ MOST_WRITES = 99
 _ACTIONS = ("Put", "Update", "Delete", "ConditionCheck")
 _VALUES = ("Item", "Key", "ExpressionAttributeValues")
 _KINDS = frozenset({"S", "N", "B", "SS", "NS", "BS", "M", "L", "NULL", "BOOL"})
-_serialize = TypeSerializer().serialize
 
 
 def typed(writes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -145,7 +143,10 @@ def _typed(position: int, write: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value if _is_typed(value) else _serialize(value) for name, value in values.items()}
+    from boto3.dynamodb.types import TypeSerializer  # brings all of boto3, and few bodies commit writes
+
+    serialize = TypeSerializer().serialize
+    return {name: value if _is_typed(value) else serialize(value) for name, value in values.items()}
 
 
 def _is_typed(value: Any) -> bool:

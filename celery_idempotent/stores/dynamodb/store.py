@@ -16,11 +16,13 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import boto3
+import botocore
 from botocore import xform_name
 from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from botocore.loaders import Loader
+from botocore.session import Session, get_session
 
 from celery_idempotent._version import __version__
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
@@ -43,6 +45,7 @@ from celery_idempotent.stores.dynamodb.provisioning import ATTENTION, Indexes, P
 from celery_idempotent.stores.forks import PerProcess
 
 if TYPE_CHECKING:
+    import boto3
     from mypy_boto3_dynamodb import DynamoDBClient
 
 _ITEM_LIMIT = 400 * 1024
@@ -53,6 +56,9 @@ _URL_OPTIONS = frozenset(
     | {"transport", "region", "secure"}
 )
 """What the query of a URL may say."""
+
+_CALLED = frozenset({"dynamodb", "oidc", "portal.sso", "signin", "sts"})
+"""Services that a client calls, those of its credentials too. botocore reads the endpoints of all: 7 MB."""
 
 _VERIFY = "celery-idempotent:verify"
 
@@ -72,7 +78,7 @@ _CONFIG = Config(
     # The parameters below are built here and covered by tests; validating them again costs 8 % of a call.
     parameter_validation=False,
     # What CloudTrail shows. Without one botocore composes its own, twice for every request: 9 % of a call.
-    user_agent=f"celery-idempotent/{__version__} Boto3/{boto3.__version__}",
+    user_agent=f"celery-idempotent/{__version__} Botocore/{botocore.__version__}",
 )
 """Seconds. botocore's defaults (60 s, 60 s) outlast a lease; three tries of these do not."""
 
@@ -113,7 +119,7 @@ class DynamoDBStore:
         *,
         region: str | None = None,
         endpoint_url: str | None = None,
-        session: boto3.session.Session | None = None,
+        session: "boto3.session.Session | None" = None,
         client: "DynamoDBClient | Callable[[], DynamoDBClient] | None" = None,
         config: Config | None = None,
         key_attr: str = "idempotencyKey",
@@ -152,7 +158,9 @@ class DynamoDBStore:
         self._offset = 0
         self._date = ""
         self._connected = PerProcess(self._new_client)
-        self._boto3 = PerProcess(lambda: session or boto3.session.Session())
+        self._session = PerProcess(lambda: session or self._new_session())
+        self._login: tuple[str, str] | None = None
+        self._models: Loader | None = None
         self._direct = PerProcess(self._new_direct_path)
         self._indirect_for = ""
         if transport == "boto3" or (transport is None and (session or client) is not None):
@@ -192,9 +200,9 @@ class DynamoDBStore:
             region = options.pop("region", None) or os.environ.get("AWS_REGION") or "us-east-1"
         else:
             endpoint, region = None, options.pop("region", parts.hostname)
-        session = boto3.session.Session(key, secret) if key else None
-        options.setdefault("transport", "direct")
-        return cls(table, region=region, endpoint_url=endpoint, session=session, **options)
+        store = cls(table, region=region, endpoint_url=endpoint, **options)
+        store._login = (key, secret) if key else None
+        return store
 
     def __repr__(self) -> str:
         return f"dynamodb://@{self._place}/{self.table}"
@@ -303,7 +311,7 @@ class DynamoDBStore:
     def close(self) -> None:
         """See :meth:`celery_idempotent.stores.Store.close`; a client given by you stays open."""
         self._direct.forget()
-        self._boto3.forget()
+        self._session.forget()
         client = self._connected.forget()
         if client is not None and client is not self._given_client:
             client.close()
@@ -424,14 +432,26 @@ class DynamoDBStore:
 
     def _new_direct_path(self) -> DirectPath:
         harmless = {"TableName": self.table, "Item": self._key(_VERIFY), **self._impossible()}
-        return DirectPath(self._connected(), self._boto3().get_credentials(), harmless)
+        return DirectPath(self._connected(), self._session().get_credentials(), harmless)
+
+    def _new_session(self) -> Session:
+        """One that finds what boto3's would; forked processes share with it what it has read of the services."""
+        session = get_session()
+        if self._models is None:
+            self._models = session.get_component("data_loader")
+            for partition in self._models.load_data("endpoints")["partitions"]:
+                partition["services"] = {name: each for name, each in partition["services"].items() if name in _CALLED}
+        session.register_component("data_loader", self._models)
+        if self._login:
+            session.set_credentials(*self._login)
+        return session
 
     def _new_client(self) -> "DynamoDBClient":
         given = self._given_client
         if given is None:
-            return self._boto3().client(
-                "dynamodb", region_name=self._region, endpoint_url=self._endpoint_url, config=self._config
-            )
+            session = self._session()
+            create: Any = session.create_client if isinstance(session, Session) else session.client
+            return create("dynamodb", region_name=self._region, endpoint_url=self._endpoint_url, config=self._config)
         if not isinstance(given, BaseClient):
             return given()
         if os.getpid() != self._made_in:

@@ -8,6 +8,7 @@ test. What differs between drivers is in
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,7 +18,6 @@ from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, Inspector, MetaData, Table, inspect, text
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import CreateIndex, DDLElement
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
@@ -359,10 +359,15 @@ def _at_least(smallest: float, option: str, value: float) -> float:
     return value
 
 
+def _is_session(using: object) -> bool:
+    orm = sys.modules.get("sqlalchemy.orm")  # 6 MB in every process, which whoever has a session has paid
+    return orm is not None and isinstance(using, orm.Session | orm.scoped_session)
+
+
 def connection_of(using: Any) -> Connection:
     if isinstance(using, Connection):
         return using
-    if isinstance(using, Session | scoped_session):
+    if _is_session(using):
         connection: Connection = using.connection()
         return connection
     raise PolicyError("using", repr(type(using)), "must be an SQLAlchemy Connection or Session (not an async one)")
@@ -378,7 +383,7 @@ class SQLTransaction:
         self.connection = connection_of(owner)
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        if isinstance(self._owner, Session | scoped_session):
+        if _is_session(self._owner):
             self._owner.flush()
         if not self.connection.in_transaction():
             raise PolicyError(
