@@ -10,6 +10,7 @@ Without a PART, all of them run, and the results are saved; name some to run onl
   peers       celery-once and celery-singleton on the same Redis: tasks/s, CPU
   own         the library's own code, in calls of a plain task
   growth      each store with 1,000 to 100,000 records: CPU, time, listing
+  memory      what each store adds to a pool process
 
 BENCH_DYNAMODB_ENDPOINT=http://127.0.0.1:8000 takes another DynamoDB than the embedded one.
 """
@@ -27,7 +28,7 @@ from rich.console import Console
 
 from celery_idempotent import IdempotencyWarning
 from lab import tether
-from lab.benchmarks import calls, growth, peers, report
+from lab.benchmarks import calls, growth, memory, peers, report
 from lab.benchmarks.environment import Servers, described, servers
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
@@ -55,6 +56,7 @@ PARTS: Mapping[str, Callable[[Servers, Rounds], report.Section]] = {
     "peers": lambda where, rounds: peers.measure(rounds.workers),
     "own": lambda where, rounds: calls.measure_own(rounds.own),
     "growth": lambda where, rounds: growth.measure(where, rounds.growth, rounds.largest),
+    "memory": lambda where, rounds: memory.measure(where),
 }
 
 
