@@ -291,7 +291,7 @@ def test_store_that_is_another_at_each_access_is_refused(made: Any) -> None:
 
 def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """The remedy is the command that installs it."""
-    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.setitem(sys.modules, "botocore", None)
     for module in ("celery_idempotent.stores.dynamodb", "celery_idempotent.stores.dynamodb.store"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     error = _refused(lambda: open_store("dynamodb://@eu-west-1/t"), "idempotency_store")
