@@ -6,8 +6,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Programs that are no Python packages. Without them, and without root to install them, tests are skipped on a
 # laptop and fail in CI.
-APT := strace mariadb-server rabbitmq-server chromium chromium-driver prometheus nodejs
-PROGRAMS := strace mariadbd rabbitmq-server chromium chromedriver promtool node
+APT := spin gcc strace mariadb-server rabbitmq-server chromium chromium-driver prometheus nodejs
+PROGRAMS := spin gcc strace mariadbd rabbitmq-server chromium chromedriver promtool node
 SYSTEM := .venv/.system
 # 430 MB for one test, so not part of what `make fast` needs.
 CDK := .venv/.cdk

@@ -81,6 +81,7 @@ def main(context: click.Context, publish: bool) -> None:
 @click.pass_context
 def everything(context: click.Context, quick: bool, seed: int) -> None:
     """All of these but the soak, and the table of them."""
+    context.invoke(specification, quick=quick)
     context.invoke(explorer, quick=quick)
     context.invoke(mutants)
     context.invoke(oracle, examples=50 if quick else 500)
@@ -93,6 +94,25 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
         context.invoke(recovery, seed=seed)
         context.invoke(baselines, seed=seed)
     context.invoke(print_table)
+
+
+@main.command()
+@_quick
+def specification(quick: bool) -> None:
+    """Every order of everything that the specification allows, by Spin, and the mistakes that it must find."""
+    from lab.proof import specification as module
+
+    _unless(filter(None, [module.why_not()]), "the specification cannot be checked")
+    with _told("specification") as tell:
+        found = list(module.run(quick, tell))
+    columns = ("bounds", "mistake on purpose", "states", "steps", "broken promise")
+    rows = [(str(each.bounds), each.bounds.mistake, each.states, each.steps, each.promise) for each in found]
+    console.print(a_table("The specification, in every order", columns, rows))
+    for each in found:
+        if each.way:
+            console.print(f"{each.bounds.mistake or each.bounds}: {'; '.join(each.way)}")
+    _keep("specification", {"checks": [each.as_json() for each in found]})
+    _unless((f"{each.bounds}, {each.bounds.broken}" for each in found if not each.is_right), "not as it must be")
 
 
 @main.command()

@@ -1,0 +1,161 @@
+"""The protocol as a specification that Spin tries in every order, and the mistakes that it must find.
+
+``lab/specification/idempotency.pml`` says the protocol once more, in 200 lines and without a line of the library. Here
+it is only compiled and run.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.folders import temporary_folder
+
+_SOURCES = Path(__file__).parent.parent / "specification"
+_ANSWERED = ("-f", "!<> answered_last")
+"""What must not happen for ever: that the last delivery, which meets no fault, gets no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Within which every order is tried: deaths and ends of leases are not counted among the faults."""
+
+    actors: int
+    faults: int
+    forgetful: bool = False
+    liveness: bool = False
+    broken: str = "NONE"
+
+    def __str__(self) -> str:
+        parts = [f"{self.actors} actors, {self.faults} faults"]
+        parts += ["a store that forgets"] * self.forgetful + ["a message that keeps coming"] * self.liveness
+        return ", ".join(parts)
+
+    @property
+    def mistake(self) -> str:
+        """What is done wrong on purpose, in words; empty if nothing is."""
+        return "" if self.broken == "NONE" else self.broken.lower().replace("_", " ")
+
+    @property
+    def defined(self) -> Mapping[str, object]:
+        return {
+            "ACTORS": self.actors,
+            "FAULTS": self.faults,
+            "FORGETFUL": int(self.forgetful),
+            "LIVENESS": int(self.liveness),
+            "BROKEN": self.broken,
+        }
+
+
+QUICK = (Bounds(2, 0), Bounds(2, 0, liveness=True))
+LONG = (
+    *(Bounds(3, 0), Bounds(2, 2), Bounds(2, 1, forgetful=True)),
+    *(Bounds(3, 0, liveness=True), Bounds(2, 1, liveness=True)),
+)
+
+MISTAKES = (
+    *(
+        Bounds(2, 0, broken=each)
+        for each in ("NO_REVISION", "NO_WAITING", "NO_OWNER", "LIVE_RETENTION", "NO_FINGERPRINT")
+    ),
+    Bounds(2, 0, liveness=True, broken="ENDLESS_LEASE"),
+)
+"""What the specification does wrong if it is told to; each must break a promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What Spin tried, and the way to a broken promise, in words; no way if all of them hold."""
+
+    bounds: Bounds
+    states: int
+    steps: int
+    way: tuple[str, ...]
+
+    @property
+    def promise(self) -> str:
+        """The one that was broken; empty if none was."""
+        said = (step.removeprefix("BROKEN: ") for step in self.way if step.startswith("BROKEN: "))
+        return next(said, "an answer comes in the end" if self.way else "")
+
+    @property
+    def is_right(self) -> bool:
+        """Whether a promise was broken if, and only if, it is a mistake that was tried."""
+        return bool(self.way) == (self.bounds.broken != "NONE")
+
+    def as_json(self) -> dict[str, object]:
+        counted = {"states": self.states, "steps": self.steps}
+        return {
+            "bounds": str(self.bounds),
+            "mistake": self.bounds.mistake,
+            **counted,
+            "broken": self.promise,
+            "way": self.way,
+        }
+
+
+def why_not() -> str | None:
+    """Why nothing can be tried on this machine, or None if it can."""
+    absent = [name for name in ("spin", "gcc") if shutil.which(name) is None]
+    return f"not installed: {', '.join(absent)}" if absent else None
+
+
+def run(quick: bool, progress: Callable[[object], None] = lambda done: None) -> Iterator[Found]:
+    """Each part of the check as it is done."""
+    for bounds in (*(QUICK if quick else LONG), *MISTAKES):
+        yield check(bounds)
+        progress(1)
+
+
+def check(bounds: Bounds) -> Found:
+    """Try every order within ``bounds``. The way to what is broken on purpose is the shortest that there is."""
+    order = ["-DNOCLAIM"] if bounds.broken == "NONE" else ["-DBFS"]
+    flags = ["-DNFAIR=6"] if bounds.liveness else ["-DSAFETY", *order]
+    how = ("-a", "-f") if bounds.liveness else ("-n",)
+    few = ["-O2", "-DHC4"] if bounds.actors + bounds.faults > 2 else ["-O0"]
+    with checker(bounds.defined, [*few, *flags], _ANSWERED if bounds.liveness else ()) as pan:
+        told = said_by("./pan", "-m100000", *how, folder=pan)
+        states, steps = (round(float(_one(rf"([\d.e+]+) {name}", told))) for name in ("states, stored", "transitions"))
+        errors, is_cut = int(_one(r"errors: (\d+)", told)), "Search not completed" in told or "max search depth" in told
+        if is_cut and not errors:
+            raise RuntimeError(f"not all was tried: {told}")
+        return Found(bounds, states, steps, _way(bounds, pan) if errors else ())
+
+
+@contextmanager
+def checker(defined: Mapping[str, object], flags: list[str], claim: tuple[str, ...] = ()) -> Iterator[Path]:
+    """A folder with the program that Spin makes of the specification, called ``pan``."""
+    with temporary_folder() as folder:
+        for each in _SOURCES.iterdir():
+            shutil.copy(each, folder)
+        defines = [f"-D{name}={value}" for name, value in defined.items()]
+        said_by("spin", *defines, *claim, "-a", "idempotency.pml", folder=folder)
+        said_by("gcc", "-w", *flags, "-o", "pan", "pan.c", folder=folder)
+        yield folder
+
+
+def said_by(*command: str, folder: Path) -> str:
+    """What a command says; it must end well."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _way(bounds: Bounds, folder: Path) -> tuple[str, ...]:
+    defines = [f"-D{name}={value}" for name, value in bounds.defined.items()]
+    told = said_by(
+        "spin", "-t", "-T", "-B", *defines, *(_ANSWERED if bounds.liveness else ()), "idempotency.pml", folder=folder
+    )
+    steps = (line.partition("spin:")[0].strip() for line in told.splitlines())
+    return tuple(step for step in steps if step and not step.startswith("Never claim"))
+
+
+def _one(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    if found is None:
+        raise RuntimeError(f"the checker said something else than {pattern}: {text}")
+    return found[1]
