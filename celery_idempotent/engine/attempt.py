@@ -305,7 +305,7 @@ class ProtectedAttempt(Attempt):
             raise PolicyError("commit", "a second time", "an operation commits once; give all writes to one commit()")
         kept = self._codec.keep_outcome(result)
         try:
-            self._claim.recorded(kept, Slot(self.key, "result"), lambda each: self._claim.commit(store, each, writes))
+            self._claim.recorded(kept, lambda each: self._claim.commit(store, each, writes))
         except WriteFailed as error:
             raise WriteRefused(self.key, _described(error.position, writes), error.reason) from error
         value: T = kept.value
@@ -363,9 +363,9 @@ class ProtectedAttempt(Attempt):
         return self._finished(step, value)
 
     def _finished(self, step: Step, value: T) -> T:
-        kept, slot = self._claim.uninterrupted(lambda: self._codec.keep(value)), Slot(self.key, "result", step.name)
-        claim = self._claim
-        claim.recorded(kept, slot, lambda each: claim.finish_step(step.name, Finished(each.encoded, each.lost)))
+        claim, name = self._claim, step.name
+        kept = claim.uninterrupted(self._codec.keep, value)
+        claim.recorded(kept, lambda each: claim.finish_step(name, Finished(each.encoded, each.lost)), name)
         result: T = kept.value
         return result
 

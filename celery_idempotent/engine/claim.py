@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from math import inf
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeVar, TypeVarTuple, assert_never
 from weakref import WeakSet
 
 from celery_idempotent import clock as local_clock
@@ -68,6 +68,7 @@ _MAX_STRIKES = 3
 """How often one write may be struck by an exception of somebody else's before that is taken for the store's own."""
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 WriteResult = Written | Superseded | Lost
 
@@ -106,7 +107,7 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
         if seen is not None and isinstance(decision, Run):
             require_readable(store, decision.record)
         try:
-            seen = _swap(store, decision.record, decision.expected)
+            seen = _twice(store.swap, decision.record, decision.expected)
         except RecordTooLarge as error:
             why = f"the record's steps leave no room to claim it again ({error}); resolve it"
             raise StoreMisconfigured(type(store).__name__, "claim", why) from error
@@ -174,21 +175,17 @@ def end_lease(store: Store, record: Record, clock: Clock = local_clock) -> None:
     After ``StoreUnavailable`` the lease ends by itself.
     """
     clock.sleep(_LAST_WRITE)
-    _swap(store, abandoned(record, store.now(), new_nonce()), record.revision)
+    _twice(store.swap, abandoned(record, store.now(), new_nonce()), record.revision)
 
 
-def _swap(store: Store, new: Record, expected: str | None) -> Record | None:
-    """``store.swap``, asked once more when the answer is lost: the same revision makes that safe."""
-    return _twice(lambda: store.swap(new, expected))
-
-
-def _twice(swap: Callable[[], Record | None]) -> Record | None:
+def _twice(swap: _Swap, new: Record, expected: str | None) -> Record | None:
+    """``swap(new, expected)``, asked once more when the answer is lost: the same revision makes that safe."""
     try:
-        return swap()
+        return swap(new, expected)
     except StoreMisconfigured:
         raise
     except StoreUnavailable:
-        return swap()
+        return swap(new, expected)
 
 
 class Claim:
@@ -201,6 +198,17 @@ class Claim:
     whether the delivery still runs that the claim is for; afterwards nobody renews it, and no call passes for a part of
     its body.
     """
+
+    _lost = _settled = False
+    _interruption: BaseException | None = None
+    #: Undoes a transaction that the body has left open, as a signal struck before it could be ended.
+    undo: Callable[[], None] | None = None
+    #: What left the block in which the author says that no effect had begun.
+    raised_before_effects: BaseException | None = None
+    #: Why nobody can tell whether a step had its effect: whatever the body raises after it, that is in doubt.
+    doubt: str | None = None
+    #: What was committed; whatever the body does afterwards, this is the outcome.
+    committed: Kept | None = None
 
     def __init__(
         self,
@@ -231,20 +239,10 @@ class Claim:
         self._tell_late, self._on_waiting = tell_late, tell_waiting
         self._until, self._is_stopped, self.is_underway = until, is_stopped, is_underway
         self._told_late = threading.Lock()  # taken once, for good, so that one thread tells
-        self._lost = self._settled = False
-        self._interruption: BaseException | None = None
         # An attempt ends once, and has one revision for that, however often it is written.
         self._last = new_nonce()
         #: Seconds for which a final write is tried.
         self.patience = max(self.lease, _CONFIRM_FOR)
-        #: Undoes a transaction that the body has left open, as a signal struck before it could be ended.
-        self.undo: Callable[[], None] = lambda: None
-        #: What left the block in which the author says that no effect had begun.
-        self.raised_before_effects: BaseException | None = None
-        #: Why nobody can tell whether a step had its effect: whatever the body raises after it, that is in doubt.
-        self.doubt: str | None = None
-        #: What was committed; whatever the body does afterwards, this is the outcome.
-        self.committed: Kept | None = None
         # The heartbeat renews while the body's thread settles; each write must expect the other's revision.
         self._writing = threading.Lock()
 
@@ -299,7 +297,7 @@ class Claim:
         def replace_only(new: Record, expected: str | None) -> Record | None:
             if expected is None:
                 raise _Forgotten
-            return _swap(self.store, new, expected)
+            return _twice(self.store.swap, new, expected)
 
         if not self.is_late():
             with suppress(_Forgotten):
@@ -320,19 +318,18 @@ class Claim:
         Also past the deadline, or the next attempt would repeat it; the lease is not extended then.
         After ``RecordTooLarge`` finish it without its result; after ``LeaseLost`` another attempt may repeat the call.
         """
-        checkpoint = self._checkpoint(name, finished)
-        self._require_ours(self._until_certain(lambda: self._go_on(checkpoint)))
+        self._require_ours(self._until_certain(self._go_on, self._checkpoint(name, finished)))
         self.raise_interruption()
 
-    def recorded(self, kept: Kept, slot: Slot, write: Callable[[Kept], T]) -> tuple[T, Kept]:
-        """What ``write`` gave for a result at ``slot``, and as much of the result as there was room to record.
+    def recorded(self, kept: Kept, write: Callable[[Kept], T], step: str = "") -> tuple[T, Kept]:
+        """What ``write`` gave for a result, of ``step`` if any, and as much of it as there was room to record.
 
         What its store needs is written first. Where that cannot be, or there is no room for what it gives, the effect
         has happened all the same: the result is lost, and the reason recorded.
         """
         lost = kept.lost
         for small in (False, True):
-            packed = self.packed(kept, slot, is_final=True, small=small)
+            packed = self.packed(kept, step, is_final=True, small=small)
             lost = packed.lost or lost
             if packed.encoded is None:
                 break
@@ -343,16 +340,14 @@ class Claim:
         kept = replace(kept, encoded=None, lost=lost)
         return write(kept), kept
 
-    def packed(self, kept: Kept, slot: Slot, *, is_final: bool, small: bool = False) -> Kept:
-        """``kept`` in the form that its store gives it for ``slot``; or without its result, and why.
+    def packed(self, kept: Kept, step: str = "", *, is_final: bool, small: bool = False) -> Kept:
+        """``kept`` in the form that its store gives a result; or without its result, and why.
 
         Only what has happened already is worth waiting for: unless ``is_final``, no answer is ``StoreUnavailable``.
         """
-        if kept.encoded is None or not hasattr(
-            self.store, "pack"
-        ):  # only a store around another one has a form of its own
-            return kept
-        prepare = partial(pack_small if small else pack, self.store, kept.encoded, slot)
+        if kept.encoded is None or not hasattr(self.store, "pack"):
+            return kept  # only a store around another one has a form of its own
+        prepare = partial(pack_small if small else pack, self.store, kept.encoded, Slot(self.key, "result", step))
         packed = self.uninterrupted(prepare) if is_final else prepare()
         if packed is None:
             return replace(kept, encoded=None)
@@ -370,13 +365,11 @@ class Claim:
 
         After ``RecordTooLarge`` complete again without the result; after any other error report nothing as done.
         """
-        completion = self._ended(Status.COMPLETED, self._last, encoded, lost)
-        return self._until_certain(lambda: self._end(completion))
+        return self._until_certain(self._end, self._ended(Status.COMPLETED, self._last, encoded, lost))
 
     def fail(self, encoded: Encoded | None, error: str) -> Written | Superseded:
         """Record a failure that is an outcome; as :meth:`complete`."""
-        failure = self._ended(Status.FAILED, self._last, encoded, error)
-        return self._until_certain(lambda: self._end(failure))
+        return self._until_certain(self._end, self._ended(Status.FAILED, self._last, encoded, error))
 
     def commit(self, store: CommittingStore, kept: Kept, writes: Sequence[Mapping[str, Any]]) -> None:
         """Record the result and make the user's ``writes`` in one atomic step.
@@ -385,11 +378,8 @@ class Claim:
         commit without the result, and ``LeaseLost``. After ``StoreUnavailable`` report nothing as done.
         """
         completion = self._ended(Status.COMPLETED, new_nonce(), kept.encoded, kept.lost)
-
-        def swap(new: Record, expected: str | None) -> Record | None:
-            return _twice(lambda: store.swap_with(new, expected, writes))
-
-        self._require_ours(self._until_certain(lambda: self._end(completion, swap)))
+        swap = partial(_twice, partial(store.swap_with, writes=writes))
+        self._require_ours(self._until_certain(self._end, completion, swap))
         self.committed = kept
         self.raise_interruption()
 
@@ -427,26 +417,23 @@ class Claim:
 
     def _was_committed(self, revision: str) -> bool:
         """Whether the transaction that wrote ``revision`` was committed; if not, it never will be."""
-        renewal = self._renewal()
-        settlement = self._until_certain(lambda: self._write(renewal))
+        settlement = self._until_certain(self._write, self._renewal())
         if isinstance(settlement, Superseded) and settlement.record.revision != revision:
             raise LeaseLost(self.key, self.fencing_token)
         return isinstance(settlement, Superseded)
 
     def release(self) -> WriteResult:
         """Give the claim back, if it is still ours; after ``StoreUnavailable`` it ends with its lease at the latest."""
-        return self.uninterrupted(lambda: self._end(lambda record: released(record, self.store.now(), self._last)))
+        return self.uninterrupted(self._end, lambda record: released(record, self.store.now(), self._last))
 
     def abandon(self) -> WriteResult:
         """End the claim as if its process had died: the next attempt is a takeover; raises as :meth:`release` does."""
         revision = new_nonce()  # it changes no status, so by the other one it would pass for every end
-        return self.uninterrupted(lambda: self._end(lambda record: abandoned(record, self.store.now(), revision)))
+        return self.uninterrupted(self._end, lambda record: abandoned(record, self.store.now(), revision))
 
     def give_up(self, reason: str) -> WriteResult:
         """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
-        return self.uninterrupted(
-            lambda: self._end(lambda record: given_up(record, self.store.now(), self._last, reason))
-        )
+        return self.uninterrupted(self._end, lambda record: given_up(record, self.store.now(), self._last, reason))
 
     def _checkpoint(self, name: str, state: Begun | Finished | None) -> _Transition:
         plain = None if state is None else to_plain(state)
@@ -475,8 +462,8 @@ class Claim:
         if not isinstance(settlement, Written):
             raise LeaseLost(self.key, self.fencing_token)
 
-    def _until_certain(self, write: Callable[[], WriteResult]) -> Written | Superseded:
-        settlement, waited = self._patiently(write)
+    def _until_certain(self, write: Callable[[*Args], WriteResult], *args: *Args) -> Written | Superseded:
+        settlement, waited = self._patiently(write, *args)
         if isinstance(settlement, Lost):
             raise LeaseLost(self.key, self.fencing_token)
         if waited is not None and isinstance(settlement, Written):
@@ -486,28 +473,29 @@ class Claim:
             )
         return settlement
 
-    def _patiently(self, act: Callable[[], T]) -> tuple[T, float | None]:
-        """``act()``, again while it gets no answer; and for how many seconds, if people were told of it."""
+    def _patiently(self, act: Callable[[*Args], T], *args: *Args) -> tuple[T, float | None]:
+        """``act(*args)``, again while it gets no answer; and for how many seconds, if people were told of it."""
         asked_at = self._clock.monotonic()
-        patience = min(self.patience, max(self._until - asked_at, 0.0))
+        ends_at = min(asked_at + self.patience, self._until)
         pause, is_told = _FIRST_PAUSE, False
         try:
             while True:
                 try:
-                    done = self.uninterrupted(act)
+                    done = self.uninterrupted(act, *args)
                     return done, self._clock.monotonic() - asked_at if is_told else None
                 except StoreMisconfigured:
                     raise
                 except StoreUnavailable as error:
-                    if self._clock.monotonic() >= asked_at + patience or self._is_stopped():
+                    if self._clock.monotonic() >= ends_at or self._is_stopped():
                         raise
                     if not is_told:
-                        self.uninterrupted(partial(self._tell_waiting, error, patience))
-                    is_told = True
-                self.uninterrupted(partial(self._clock.sleep, pause))
+                        is_told = True
+                        self.uninterrupted(self._tell_waiting, error, ends_at - asked_at)
+                self.uninterrupted(self._clock.sleep, pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
         finally:
-            waiting.discard(self)  # also after giving up: an exception's traceback keeps the claim for a while
+            if is_told:
+                waiting.discard(self)  # also after giving up: an exception's traceback keeps the claim for a while
 
     def _tell_waiting(self, error: StoreUnavailable, patience: float) -> None:
         """Say, once for each write, that what has happened is not recorded yet: until it is, nobody may be told."""
@@ -516,15 +504,15 @@ class Claim:
         label = self.label or None
         say(logger.warning, "result_waits", key=self.key, label=label, seconds=round(patience, 1), reason=error)
 
-    def uninterrupted(self, act: Callable[[], T]) -> T:
-        """``act()``, again when a signal or a timeout of somebody else's strikes in it.
+    def uninterrupted(self, act: Callable[[*Args], T], *args: *Args) -> T:
+        """``act(*args)``, again when a signal or a timeout of somebody else's strikes in it.
 
         The effect has happened, and an unfinished write would make it happen again. A write that is made twice has one
         revision, so it counts once.
         """
         for _ in range(_MAX_STRIKES):
             try:
-                return act()
+                return act(*args)
             except (IdempotencyError, RecordTooLarge, WriteFailed):
                 raise
             except BaseException as error:  # noqa: BLE001 - raise_interruption() raises it after the write
@@ -561,14 +549,14 @@ class Claim:
             return settlement
 
     def _end(self, transition: _Transition, swap: _Swap | None = None) -> WriteResult:
-        self.undo()
+        if self.undo is not None:
+            self.undo()
         with self._writing:
             settlement = self._write(transition, swap)
             self._settled = True
             return settlement
 
     def _write(self, transition: _Transition, swap: _Swap | None = None) -> WriteResult:
-        swap = swap or partial(_swap, self.store)
         current = self._record
         if current.status is not Status.IN_PROGRESS:
             # An attempt ends once, and what it wrote last is final, also for itself: unless this is that very write.
@@ -579,7 +567,7 @@ class Claim:
         expected: str | None = current.revision
         for _ in range(MAX_RACES):
             write = transition(current)
-            stored = swap(write, expected)
+            stored = swap(write, expected) if swap else _twice(self.store.swap, write, expected)
             settlement = settle(write, stored)
             match settlement:
                 case Written():

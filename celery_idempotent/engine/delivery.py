@@ -161,13 +161,11 @@ class Delivery:
                     self._tell_of_claim(decision)
                     value = body(decision)
                 except BaseException:
-                    release = partial(self._try, decision, decision.release)
-                    self._quietly(partial(decision.uninterrupted, release))
+                    self._quietly(partial(decision.uninterrupted, self._try, decision, decision.release))
                     decision.raise_interruption()
                     raise
                 decision.patience = 0  # to wait for a store that is away would change when the task ends
-                complete = partial(self._complete, decision, value)
-                self._quietly(partial(decision.uninterrupted, complete))
+                self._quietly(partial(decision.uninterrupted, self._complete, decision, value))
                 decision.raise_interruption()
                 return value
             finally:
@@ -185,24 +183,33 @@ class Delivery:
         return None
 
     def _decision(self, operation: Operation) -> Claim | Answer:
+        """The claim, or why there is none. One whose process is gone is not waited for."""
         try:
-            return self._claimed(operation)
+            while True:
+                asked_at = self._clock.monotonic()
+                asked = partial(timed, Timed.CLAIM, operation.task, claim, self._store, operation)
+                decision: Run | Answer = self._breaker.ask(operation.identity.key, asked)
+                if isinstance(decision, Run):
+                    if claimed := self._claimed(decision.record, asked_at, operation.policy):
+                        return claimed
+                elif isinstance(decision, Wait) and is_gone(process_of(decision.record)):
+                    end_lease(self._store, decision.record, self._clock)
+                else:
+                    return decision
         except StoreUnavailable as error:
             self._emit(event_of(error), None, str(error), is_one_of_many=self._breaker.is_open)
             raise
 
-    def _claimed(self, operation: Operation) -> Claim | Answer:
-        decision, asked_at = self._asked(operation)
-        if not isinstance(decision, Run):
-            return decision
+    def _claimed(self, record: Record, asked_at: float, policy: Policy) -> Claim | None:
+        """The claim that was granted at ``asked_at``, which is renewed from now on; None where it is lost already."""
         claimed = Claim(
             self._store,
-            decision.record,
-            lease=self._policy.lease_ms,
-            retain=self._policy.retain_ms,
+            record,
+            lease=policy.lease_ms,
+            retain=policy.retain_ms,
             claimed_at=asked_at,
             clock=self._clock,
-            deadline=operation.policy.deadline_ms,
+            deadline=policy.deadline_ms,
             tell_late=self._tell_late,
             tell_waiting=self._tell_waiting,
             until=self._until,
@@ -214,23 +221,13 @@ class Delivery:
             self._beating = claimed  # first: a time limit may strike as soon as it beats, and before the body begins
             self._heartbeat.start(claimed)
         except LeaseLost:
-            return self._claimed(operation)  # nothing has run here: ask who took over
+            return None  # nothing has run here: ask who took over
         except StoreUnavailable:
             # A body whose lease nobody renews would soon run beside another.
             self._try(claimed, claimed.release)
             claimed.raise_interruption()
             raise
         return claimed
-
-    def _asked(self, operation: Operation) -> tuple[Run | Answer, float]:
-        """The answer to a claim, and when it was asked for. A claim whose process is gone is not waited for."""
-        while True:
-            asked_at = self._clock.monotonic()
-            asked = partial(timed, Timed.CLAIM, operation.task, partial(claim, self._store, operation))
-            decision: Run | Answer = self._breaker.ask(operation.identity.key, asked)
-            if not (isinstance(decision, Wait) and is_gone(process_of(decision.record))):
-                return decision, asked_at
-            end_lease(self._store, decision.record, self._clock)
 
     def _tell_of_claim(self, claimed: Claim) -> None:
         self._emit(EventName.CLAIMED, claimed, f"attempt {claimed.number}")
@@ -285,7 +282,7 @@ class Delivery:
             self._tell_of_claim(claimed)  # to code that may end the process: from here on there is an end
             value = body(claimed)
         except BaseException as error:
-            instead = claimed.uninterrupted(partial(self._end, claimed, error))
+            instead = claimed.uninterrupted(self._end, claimed, error)
             claimed.raise_interruption()
             if instead is not None:
                 return instead
@@ -294,7 +291,7 @@ class Delivery:
                 if isinstance(each, OUR_OWN):
                     raise each from each.__cause__
             raise
-        finished = claimed.uninterrupted(partial(self._complete, claimed, value))
+        finished = claimed.uninterrupted(self._complete, claimed, value)
         claimed.raise_interruption()
         return finished
 
@@ -302,11 +299,11 @@ class Delivery:
         claimed.end_body()
         if claimed.committed is not None:
             return self._told_committed(claimed, claimed.committed, "committed")
-        kept, slot = self._codec.keep_outcome(value), Slot(claimed.key, "result")
+        kept = self._codec.keep_outcome(value)
 
         def write() -> Written | Superseded:
             nonlocal kept
-            settlement, kept = claimed.recorded(kept, slot, lambda each: claimed.complete(each.encoded, each.lost))
+            settlement, kept = claimed.recorded(kept, lambda each: claimed.complete(each.encoded, each.lost))
             return settlement
 
         instead = self._settled(claimed, write, EventName.COMPLETED, "")

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from logging import DEBUG, ERROR, INFO, WARNING
 from time import perf_counter
-from typing import Self, TypeVar
+from typing import Self, TypeVar, TypeVarTuple
 
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import RecordUnreadable
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 
 class Timed(StrEnum):
@@ -36,14 +37,14 @@ def listen(listener: Listener | None) -> None:
     _listener = listener
 
 
-def timed(what: Timed, task: str, act: Callable[[], T]) -> T:
-    """``act()``, and tell how long it took."""
+def timed(what: Timed, task: str, act: Callable[[*Args], T], *args: *Args) -> T:
+    """``act(*args)``, and tell how long it took."""
     listener = _listener
     if listener is None:
-        return act()
+        return act(*args)
     began, error = perf_counter(), None
     try:
-        return act()
+        return act(*args)
     except BaseException as raised:
         error = type(raised).__name__
         raise

@@ -131,7 +131,7 @@ class BodyTransaction:
         """
         _ = self._open
         kept = self._codec.keep_outcome(result)
-        self._kept = self._claim.packed(kept, Slot(self._claim.key, "result"), is_final=False)
+        self._kept = self._claim.packed(kept, is_final=False)
         value: T = self._kept.value
         return value
 

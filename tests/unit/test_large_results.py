@@ -344,12 +344,12 @@ def test_transaction_writes_its_object_before_its_record_and_waits_for_nothing(d
     other.run(lambda claim: claims.append(claim) if claim else None)
 
     def packed(value: Any) -> Any:
-        return claims[0].packed(other.codec.keep(value), SLOT, is_final=False)
+        return claims[0].packed(other.codec.keep(value), is_final=False)
 
     assert [packed(each).encoded.content_type for each in (LARGE, LARGE, OTHER)] == [OBJECT] * 3
     assert len(other.objects.objects) == 3
     for unchanged in (other.codec.keep(SMALL), other.codec.keep(object())):
-        assert claims[0].packed(unchanged, SLOT, is_final=False) is unchanged
+        assert claims[0].packed(unchanged, is_final=False) is unchanged
     other.objects.always = REFUSED  # again and again
     assert (packed(LARGE).encoded, packed(LARGE).value) == (None, LARGE)
     assert "AccessDenied" in packed(LARGE).lost

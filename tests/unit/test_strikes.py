@@ -107,9 +107,9 @@ def test_limit_behind_the_last_write_of_an_observed_body_is_raised(scene: Scene,
     """Where nothing makes it wait any more."""
     uninterrupted, strikes, inner = Claim.uninterrupted, [LIMIT], list[object]()
 
-    def struck(self: Claim, act: Callable[[], Any]) -> Any:
+    def struck(self: Claim, act: Callable[..., Any], *args: Any) -> Any:
         inner.append(act)
-        done = uninterrupted(self, act)
+        done = uninterrupted(self, act, *args)
         inner.pop()
         if strikes and not inner:
             raise strikes.pop()
