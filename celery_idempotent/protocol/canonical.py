@@ -42,6 +42,16 @@ def canonical(value: Any, path: str = "value") -> str:
         raise NotCanonical(*_culprit(value, path)) from error
 
 
+def arguments_form(arguments: Mapping[str, Any]) -> str:
+    """The form of a call's arguments, that of a dict; :exc:`NotCanonical` says which of them has none."""
+    try:
+        return _mapping(arguments)
+    except Exception:
+        for name, value in arguments.items():
+            canonical(value, name)
+        raise  # what struck
+
+
 class _Formless(Exception):
     """Some part of a value has no form. Paths are followed only then: nearly every call has a key."""
 
@@ -92,20 +102,21 @@ def _set(value: Iterable[Any]) -> str:
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
-    forms = {
-        f"s{len(key)}:{key}" if type(key) is str else _form(key): f"s{len(each)}:{each}"
-        if type(each) is str
-        else _ENCODERS[type(each)](each)
-        for key, each in value.items()
-    }
+    if {*map(type, value)} == _TEXT:  # as nearly always; the form of no text begins that of another
+        pairs = [
+            f"s{len(key)}:{key}=s{len(each)}:{each}"
+            if type(each) is str
+            else f"s{len(key)}:{key}={_ENCODERS[type(each)](each)}"
+            for key, each in value.items()
+        ]
+        return f"d{len(pairs)}{{{','.join(sorted(pairs))}}}"
+    forms = {_form(key): _form(each) for key, each in value.items()}
     if len(forms) != len(value):
         raise _Formless  # two keys are one on the wire, so nobody can tell which value is whose
-    return pairs_form(forms)
+    return f"d{len(forms)}{{{','.join(map('='.join, sorted(forms.items())))}}}"
 
 
-def pairs_form(forms: Mapping[str, str]) -> str:
-    """The form of a dict of which these are the forms of each key and its value."""
-    return f"d{len(forms)}{{{','.join([f'{key}={each}' for key, each in sorted(forms.items())])}}}"
+_TEXT = {str}
 
 
 def opened(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from celery_idempotent.errors import IdempotencyError, KeyMissing, PolicyError
-from celery_idempotent.protocol.canonical import NotCanonical, canonical, list_form, pairs_form, text_form
+from celery_idempotent.protocol.canonical import NotCanonical, arguments_form, canonical, list_form, text_form
 from celery_idempotent.protocol.record import ENCRYPTED_TEXT, bounded, keepable
 
 Spec = str | tuple[str, ...] | Callable[..., Any]
@@ -156,7 +156,7 @@ class Selector:
             NotCanonical: A selected value has no canonical form.
         """
         if self.spec == WHOLE_CALL:
-            return pairs_form({text_form(name): canonical(value, name) for name, value in bound.arguments.items()})
+            return arguments_form(bound.arguments)
         if callable(self.spec):
             return canonical(self._returned(self.spec, bound, task), self.option)
         forms = [canonical(self._found(path, bound.arguments, task), path) for path in self._paths]
@@ -271,8 +271,7 @@ class ArgumentNotCanonical(PolicyError):
     see = IdempotencyError.see  # by the class: no entry is about an author's arguments
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Which effect a call asks for, and with which arguments: a hash of them, if any are declared.
 
     The label is for people: two calls of different labels may be one operation.
@@ -335,7 +334,7 @@ def identify(
             f"{task}: this argument has no canonical form, so equal calls cannot be recognised; pass a plain value, "
             "or leave it out with Policy(key=..., fingerprint=...)",
         ) from error
-    named = label_of(label, lambda: bound)
+    named = "" if label is None else label_of(label, lambda: bound)
     return Identity(f"{scope}:{_digest(material)}", None if declared is None else _digest(declared), named)
 
 

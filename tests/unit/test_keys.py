@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_idempotent.errors import IdempotencyError, KeyMissing, PolicyError
-from celery_idempotent.protocol.canonical import NotCanonical, canonical
+from celery_idempotent.protocol.canonical import NotCanonical, arguments_form, canonical
 from celery_idempotent.protocol.keys import WHOLE_CALL, CallSignature, Identity, Selector, Selectors, Spec, identify
 from tests.support.scene import raising
 
@@ -334,6 +334,19 @@ def test_value_without_a_form_is_named(value: Any, path: str, kind: str) -> None
         canonical(value)
     assert (raised.value.path, raised.value.type_name) == (path, kind)
     assert path in str(raised.value)
+
+
+def test_what_strikes_while_an_argument_gets_its_form_is_raised_as_it_is() -> None:
+    """It is no fault of the argument, which has a form: a time limit, say."""
+    strikes = [raising(TimeoutError())]
+
+    class Card:
+        def get_secret_value(self) -> str:
+            return strikes.pop()() if strikes else "4242"
+
+    with pytest.raises(TimeoutError):
+        arguments_form({"card": Card()})
+    assert arguments_form({"card": Card()}) == canonical({"card": "4242"})
 
 
 def test_argument_without_a_form_is_the_option_at_fault() -> None:

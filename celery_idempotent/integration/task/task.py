@@ -177,7 +177,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         if carried is not None:
             # The header has no label: it is clear text, and the arguments tell it again.
             label = label_of(policy.selectors.label, partial(self._signature().bind, args, kwargs))
-            return replace(carried, label=label)
+            return carried._replace(label=label)
         # Every tick of beat sends the same arguments and means another operation; the author's own key knows better.
         is_whole_call = policy.key == WHOLE_CALL
         is_sent_by_beat = is_whole_call and bool(headers.get("celery_beat_task"))
@@ -227,13 +227,13 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
                         key = repr(given[wire.KEY_HEADER])
                         raise PolicyError("idempotency_key", key, f"{map_of.name}: {remedy}")
                     identity = self._identity_of_call(args, kwargs)
-                    body = self._body(map_of.request, identity, layer, call, args, kwargs, items)
+                    body = self._body(map_of.request, identity, layer, call, args, kwargs, items=items)
                     return self._deliver(map_of, map_of.request, identity, body)
             return self._call_as_function(layer, call, args, kwargs)
         arrival = context.note_delivery(self, request)
         if around is not None and around.is_around(self.name, arrival):
             return self._call_as_function(layer, call, args, kwargs)
-        body = self._body(request, arrival.identity, layer, call, args, kwargs)
+        body = self._body(request, arrival.identity, layer, call, args, kwargs, arrival)
         return self._deliver(self, request, arrival.identity, body)
 
     def _call_as_function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -253,10 +253,9 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         call: Callable[..., Any],
         args: Any,
         kwargs: Any,
+        arrival: context.DeliveryContext | None = None,
         items: context.DeliveryContext | None = None,
     ) -> Body:
-        arrival = context.arrival_of(request) if items is None else None
-
         def body(claim: Claim | None) -> Any:
             given = args, kwargs
             with executed_by(self._attempt(claim, identity), self.name, arrival, layer, items):
@@ -412,8 +411,8 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
 
 def _report(task: IdempotentMixin, request: Context, event: Event) -> None:
-    arrival, observed = context.arrival_of(request), task.idempotency_policy.mode == "observe"
-    if arrival is not None and event.name in _ANSWERS and not observed:
+    observed = task.idempotency_policy.mode == "observe"
+    if event.name in _ANSWERS and not observed and (arrival := context.arrival_of(request)) is not None:
         arrival.is_answered = True
     events.report(task, request.id, event, observed=observed, headers=request.headers or {})
 
