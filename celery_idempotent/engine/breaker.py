@@ -53,7 +53,7 @@ class Breaker:
 
         ``StoreMisconfigured`` is an answer: it can be about one record.
         """
-        is_trial = self._admit()
+        is_trial = self._circuit is not CLOSED and self._admit()
         try:
             answer = claim()
         except StoreMisconfigured:
@@ -72,16 +72,17 @@ class Breaker:
 
     def _admit(self) -> bool:
         """Whether the claim is a trial; raises ``StoreUnavailable`` where it is not to be sent."""
-        if self._process != os.getpid():
-            self._begin()  # a fork may have copied a lock that is held, and its store is another connection
-        if isinstance(self._circuit, Closed):
-            return False
-        with self._changing:
+        with self._own_lock():
             self._circuit, is_sent = decisions.admitted(self._circuit, self._clock.monotonic())
             is_trial = self.is_open
         if not is_sent:
             raise StoreUnavailable(self._store, "claim", "not asked, as it did not answer the claims before this one")
         return is_trial
+
+    def _own_lock(self) -> threading.Lock:
+        if self._process != os.getpid():
+            self._begin()  # a fork may have copied a lock that is held, and its store is another connection
+        return self._changing
 
     def _failed(self, error: StoreUnavailable, key: str, is_trial: bool) -> None:
         now, draw = self._clock.monotonic(), random.random()  # noqa: S311 - it keeps no secret
@@ -98,6 +99,6 @@ class Breaker:
             say(logger.warning, "store_circuit_closed", store=self._store, seconds=seconds, postponed=before.unanswered)
 
     def _change(self, change: Callable[[Circuit], Circuit]) -> tuple[Circuit, Circuit]:
-        with self._changing:
+        with self._own_lock():
             before, self._circuit = self._circuit, change(self._circuit)
             return before, self._circuit

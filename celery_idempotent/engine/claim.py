@@ -101,8 +101,10 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
     seen: Record | None = None
     owner = new_nonce()
     for _ in range(MAX_RACES):
-        decision = decide(seen, operation, store.now(), owner=owner, revision=new_nonce())
-        if not isinstance(decision, Run | GiveUp):
+        # The first write's revision can be its owner: both are of this attempt alone.
+        revision = owner if seen is None else new_nonce()
+        decision = decide(seen, operation, store.now(), owner=owner, revision=revision)
+        if not isinstance(decision, _TO_WRITE):
             return decision
         if seen is not None and isinstance(decision, Run):
             require_readable(store, decision.record)
@@ -119,6 +121,9 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
         if isinstance(decision, Run) and seen is not None and seen.revision == decision.record.revision:
             return decision
     raise StoreUnavailable(type(store).__name__, "claim", f"{MAX_RACES} races lost in a row")
+
+
+_TO_WRITE = (Run, GiveUp)  # to make a union for each question takes longer than to answer it
 
 
 def announce(store: Store, outgoing: Outgoing) -> Publication:
@@ -337,7 +342,7 @@ class Claim:
                 return write(packed), packed
             except RecordTooLarge as error:
                 lost = str(error)
-        kept = replace(kept, encoded=None, lost=lost)
+        kept = kept._replace(encoded=None, lost=lost)
         return write(kept), kept
 
     def packed(self, kept: Kept, step: str = "", *, is_final: bool, small: bool = False) -> Kept:
@@ -350,14 +355,14 @@ class Claim:
         prepare = partial(pack_small if small else pack, self.store, kept.encoded, Slot(self.key, "result", step))
         packed = self.uninterrupted(prepare) if is_final else prepare()
         if packed is None:
-            return replace(kept, encoded=None)
+            return kept._replace(encoded=None)
         try:
             if packed.write is not None:
                 self._patiently(packed.write) if is_final else packed.write()
-            return kept if packed.encoded is kept.encoded else replace(kept, encoded=packed.encoded)
+            return kept if packed.encoded is kept.encoded else kept._replace(encoded=packed.encoded)
         except StoreUnavailable as error:
             if is_final or isinstance(error, StoreMisconfigured):
-                return replace(kept, encoded=None, lost=str(error))
+                return kept._replace(encoded=None, lost=str(error))
             raise
 
     def complete(self, encoded: Encoded | None, lost: str | None = None) -> Written | Superseded:

@@ -6,7 +6,7 @@ its control flow, and maps what :meth:`Delivery.run` returns or raises to its ow
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any, TypeVar, assert_never
@@ -52,6 +52,8 @@ from celery_idempotent.protocol.operation import (
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status, process_of, trace_of
 from celery_idempotent.protocol.store import RecordTooLarge, Store
+
+_OUTCOMES = (Replay, ReplayFailure)
 
 T = TypeVar("T")
 E = TypeVar("E", DeadlineExceeded, OutcomeUnknown)
@@ -151,7 +153,7 @@ class Delivery:
         """Run ``body`` in any case, report what :meth:`run` would have suppressed, and return its value untouched."""
         with self._underway:
             try:
-                observed = replace(self._operation, policy=self._policy.observed)
+                observed = self._operation._replace(policy=self._policy.observed)
                 decision = self._quietly(partial(self._decision, observed))
                 if not isinstance(decision, Claim):
                     if decision is not None:
@@ -243,7 +245,7 @@ class Delivery:
         self._emit(event_of(error), claimed, f"its outcome waits: {error}", is_one_of_many=True)  # the claim logs it
 
     def _answer(self, answer: Answer) -> Outcome | Conflict:
-        if isinstance(answer, Replay | ReplayFailure):
+        if isinstance(answer, _OUTCOMES):
             answer = type(answer)(self._loaded(answer.record))  # first: without an answer about it nothing is replayed
         instead = self._read(answer)
         if isinstance(instead, Conflict):

@@ -5,11 +5,10 @@ While nobody listens for that, no clock is read.
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from logging import DEBUG, ERROR, INFO, WARNING
 from time import perf_counter
-from typing import Self, TypeVar, TypeVarTuple
+from typing import NamedTuple, Self, TypeVar, TypeVarTuple
 
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import RecordUnreadable
@@ -114,8 +113,7 @@ class EventName(StrEnum):
     OUTCOME_UNKNOWN = "outcome_unknown", ERROR, "nobody can tell whether the effect happened"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """Something that happened to an operation; never carries arguments or results, save by the policy's ``label``.
 
     Args:

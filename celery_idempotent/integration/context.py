@@ -43,12 +43,13 @@ def unnested(headers: Mapping[str, Any]) -> dict[str, Any]:
 class DeliveryContext:
     """What is known of a delivery besides its message."""
 
+    body_began = False  # which ``before_start`` belongs to
+    is_completed = False  # the operation has its outcome, whatever Celery makes of the result
+    is_retried = False  # the body published a retry and went on, by ``self.retry(throw=False)``
+    is_answered = False  # the library answers in the body's place, or postpones the delivery
+
     def __init__(self, task: str, derive: Callable[[], Identity], request: Context) -> None:
         self.task = task
-        self.body_began = False  # which ``before_start`` belongs to
-        self.is_completed = False  # the operation has its outcome, whatever Celery makes of the result
-        self.is_retried = False  # the body published a retry and went on, by ``self.retry(throw=False)``
-        self.is_answered = False  # the library answers in the body's place, or postpones the delivery
         self._message = request.id, request.properties
         # One that runs eagerly is never postponed; a serialiser of the user's can make what pickle cannot take.
         copy = partial(pickle.dumps, (request.args, request.kwargs), pickle.HIGHEST_PROTOCOL)
@@ -111,7 +112,8 @@ def note_delivery(task: Task, request: Context) -> DeliveryContext:
     found = arrival_of(request)
     if found is None or not found.is_of(task.name, request):
         # Celery takes attributes of a request that it does not know for headers, and does so in a copy without any.
-        request.headers = {name: each for name, each in (request.headers or {}).items() if name != CONTENT_TYPE}
+        request.headers = dict(request.headers or {})
+        request.headers.pop(CONTENT_TYPE, None)
         found = request.idempotency = DeliveryContext(
             task.name, partial(task.idempotency_identity_of, request), request
         )

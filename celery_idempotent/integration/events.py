@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -95,7 +94,7 @@ def report_verdict(app: Celery, record: Record) -> None:
         reason=verdict["reason"],
     )
     event = Event(EventName.VERDICT_GIVEN, record.key, record.fencing_token, verdict["reason"], record.label)
-    event = replace(event, attempt=record.attempts, done_by=record.task_id, trace=trace_of(record))
+    event = event._replace(attempt=record.attempts, done_by=record.task_id, trace=trace_of(record))
     _send(app.tasks.get(record.task), record.task_id, event, **given)
 
 

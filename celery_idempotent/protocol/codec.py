@@ -3,11 +3,10 @@
 import json
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kombu import serialization
 from kombu.exceptions import DecodeError, EncodeError, KombuError
@@ -33,16 +32,14 @@ _MAX_FAILURE = 50_000
 """Length of an encoded failure above which its arguments are dropped; every store has room for the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """An outcome as a store keeps it."""
 
     data: str | bytes
     content_type: str
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """What becomes of a result: what is recorded, or why nothing is.
 
     The first caller gets ``value``: the same as every replay, if there will be one.
@@ -73,8 +70,10 @@ class Codec:
     def encode(self, value: Any) -> Encoded:
         """``value`` encoded; raises ``kombu.exceptions.EncodeError``."""
         if self.serializer == "json" and _is_kombus_json():
-            with suppress(TypeError, ValueError, RecursionError):
-                return Encoded(json.dumps(value), _JSON)
+            try:
+                return Encoded(_TO_JSON(value), _JSON)
+            except (TypeError, ValueError, RecursionError):
+                pass  # kombu has more types
         content_type, _, data = _again(lambda: serialization.dumps(value, self.serializer))
         if isinstance(data, str) and not data.isascii() and data != data.encode(errors="replace").decode():
             raise EncodeError("half of a surrogate pair is in it")  # for which a store would refuse the whole outcome
@@ -85,14 +84,16 @@ class Codec:
         if not encoded.data and encoded.content_type != _NEVER_ENCODED:
             raise DecodeError("it is empty")  # kombu would give it back as it is
         if _is_bare_json(encoded) and _is_kombus_json():
-            with suppress(ValueError, RecursionError):
-                return json.loads(encoded.data)
+            try:
+                return _FROM_JSON(str(encoded.data))
+            except (ValueError, RecursionError):
+                pass  # kombu says what is wrong
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
         return _again(lambda: serialization.loads(encoded.data, encoded.content_type, encoding, accept=self.accept))
 
     def keep_outcome(self, value: Any) -> "Kept":
         """The result of an operation, as :meth:`keep`, or what the policy records in its place."""
-        return replace(self.keep(None), value=value) if self.private else self.keep(value)
+        return self.keep(None)._replace(value=value) if self.private else self.keep(value)
 
     def keep(self, value: Any) -> "Kept":
         """``value`` as it is recorded and as it reads back.
@@ -100,11 +101,10 @@ class Codec:
         As the effect has happened, it raises nothing of the value's: only what struck from outside, and then asking
         again succeeds.
         """
-        read_back = partial(self._read_back, value)
         try:
-            return read_back()
+            return self._read_back(value)
         except Exception as first:  # noqa: BLE001 - nothing about a result may undo its effect
-            error = own_failure(read_back, first)
+            error = own_failure(partial(self._read_back, value), first)
         return Kept(None, value, f"not encodable: {self.told(error)}")
 
     def _read_back(self, value: Any) -> "Kept":
@@ -169,6 +169,7 @@ class Codec:
 
 
 _JSON = "application/json"  # which every codec accepts
+_TO_JSON, _FROM_JSON = json.JSONEncoder().encode, json.JSONDecoder().decode
 
 
 def _is_kombus_json() -> bool:

@@ -23,8 +23,7 @@ OBJECT = "application/vnd.celery-idempotent.object+json"
 """Content type of a pointer to an object."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """Where a content belongs: what is packed for one slot is accepted at no other.
 
     ``key`` is the operation's, or of a message in the outbox its task id; ``step`` is empty for what is no step's.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from celery_idempotent.errors import are_all, members
 from celery_idempotent.protocol.codec import Encoded
@@ -22,8 +22,7 @@ from celery_idempotent.protocol.record import BLANK, Record, Status, bounded, ma
 from celery_idempotent.protocol.verdicts import beyond_outcome, carried, counts_until, kept_until
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(NamedTuple):
     """One intended effect under its promise, and who asks for the right to have it.
 
     Names and ``trace`` are for people; ``process`` is for those who meet the claim later, to tell whether it is gone.
@@ -131,9 +130,9 @@ def decide(record: Record | None, operation: Operation, now: int, *, owner: str,
     that the decision may lead to, and fresh for every decision.
     """
     policy = operation.policy
-    claimed = partial(_claimed, operation, now, owner, revision)
     if record is None:
-        return Run(claimed(), None)
+        return Run(_claimed(operation, now, owner, revision), None)
+    claimed = partial(_claimed, operation, now, owner, revision)
     if is_forgotten(record, now):
         return Run(_after(record, claimed()).but(verdict=carried(record, now)), record.revision)
     if is_reused(record, operation.identity):

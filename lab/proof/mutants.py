@@ -17,6 +17,7 @@ from hypothesis import Phase
 
 from celery_idempotent.engine import attempt, claim, delivery
 from celery_idempotent.engine.attempt import Attempt, ProtectedAttempt
+from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.errors import DeadlineExceeded, LeaseLost, StoreMisconfigured, StoreUnavailable
@@ -75,9 +76,9 @@ def _mutant(name: str, seen_in: str, owner: Any, attribute: str) -> Callable[[Mi
 
 
 def _unconditional(name: str, seen_in: str, *kinds: Status) -> None:
-    @_mutant(name, seen_in, claim, "_swap")
-    def _(right: Mistake, store: Any, new: Record, expected: str | None) -> Any:
-        return right(store, new, ANY if new.status in kinds and expected is not None else expected)
+    @_mutant(name, seen_in, claim, "_twice")
+    def _(right: Mistake, swap: Any, new: Record, expected: str | None) -> Any:
+        return right(swap, new, ANY if new.status in kinds and expected is not None else expected)
 
 
 _unconditional("completion without a condition", "AWS Powertools _update_record", *_OUTCOMES)
@@ -92,12 +93,12 @@ _mutant("owner is the task id", "celery-heimdall", claim, "decide")(
 )
 
 
-@_mutant("lost replies are not recognised", "redis-py Lock", claim, "_swap")
-def _(right: Mistake, store: Any, new: Record, expected: str | None) -> Any:
+@_mutant("lost replies are not recognised", "redis-py Lock", claim, "_twice")
+def _(right: Mistake, swap: Any, new: Record, expected: str | None) -> Any:
     try:
-        return store.swap(new, expected)
+        return swap(new, expected)
     except StoreUnavailable:
-        stored = store.swap(new, expected)
+        stored = swap(new, expected)
         mine = stored is not None and stored.revision == new.revision
         return replace(stored, revision="unrecognised", owner="?") if mine else stored
 
@@ -120,7 +121,7 @@ _mutant("expiry on a live record", "AWS Powertools", protocol, "_claimed")(
 )
 _mutant("fingerprint ignored", "every peer but Powertools", claim, "decide")(
     lambda right, record, operation, now, **nonces: right(
-        record, replace(operation, identity=replace(operation.identity, fingerprint=None)), now, **nonces
+        record, operation._replace(identity=operation.identity._replace(fingerprint=None)), now, **nonces
     )
 )
 
@@ -165,7 +166,7 @@ def _(right: Mistake, *args: Any) -> Any:
 
 _mutant("refuse treated as rerun", "forgotten case", claim, "decide")(
     lambda right, record, operation, now, **nonces: right(
-        record, replace(operation, policy=replace(operation.policy, on_takeover="rerun")), now, **nonces
+        record, operation._replace(policy=replace(operation.policy, on_takeover="rerun")), now, **nonces
     )
 )
 
@@ -202,9 +203,9 @@ def _(right: Mistake, self: Any, store: Any, kept: Any, writes: Any) -> Any:
 _mutant("replays answer with None", "celery-heimdall, AWS Powertools 8090", delivery, "outcome_of")(
     lambda right, *args, **steering: None
 )
-_mutant("vanished record written without a condition", "AWS Powertools _update_record", claim, "_swap")(
-    lambda right, store, new, expected: right(
-        store, new, ANY if expected is None and new.status is not Status.IN_PROGRESS else expected
+_mutant("vanished record written without a condition", "AWS Powertools _update_record", claim, "_twice")(
+    lambda right, swap, new, expected: right(
+        swap, new, ANY if expected is None and new.status is not Status.IN_PROGRESS else expected
     )
 )
 
@@ -227,25 +228,27 @@ def _(right: Mistake, write: Record, stored: Record | None) -> Any:
 _mutant("poison one takeover early", "off by one", protocol, "_is_poison")(
     lambda right, record, policy: right(replace(record, takeovers=record.takeovers + 1), policy)
 )
-_mutant("struck write given up", "an earlier version", Claim, "uninterrupted")(lambda right, self, act: act())
+_mutant("struck write given up", "an earlier version", Claim, "uninterrupted")(
+    lambda right, self, act, *args: act(*args)
+)
 _mutant("every try of a completion is another write", "lost nonce", Claim, "_ended")(
     lambda right, self, status, revision, *kept: lambda record: right(self, status, claim.new_nonce(), *kept)(record)
 )
 
 
-@_mutant("unreadable answer taken for an outage", "an earlier version", Delivery, "_claimed")
-def _(right: Mistake, self: Any, operation: Any) -> Any:
+@_mutant("unreadable answer taken for an outage", "an earlier version", Breaker, "ask")
+def _(right: Mistake, self: Any, key: str, asked: Any) -> Any:
     try:
-        return right(self, operation)
+        return right(self, key, asked)
     except StoreMisconfigured as error:
         raise StoreUnavailable("world", "claim", str(error)) from error
 
 
-@_mutant("every process taken for gone", "a pid that was given again", Delivery, "_asked")
+@_mutant("every process taken for gone", "a pid that was given again", Delivery, "_decision")
 def _(right: Mistake, self: Any, operation: Any) -> Any:
-    while isinstance(decision := claim.claim(self._store, operation), Wait) and decision.record.process:
+    while isinstance(decision := right(self, operation), Wait) and decision.record.process:
         claim.end_lease(self._store, decision.record, self._clock)
-    return decision, self._clock.monotonic()
+    return decision
 
 
 @_mutant("lease ended without a condition", "huey's flush", delivery, "end_lease")

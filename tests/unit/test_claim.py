@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
@@ -54,7 +53,7 @@ def left(scene: Scene) -> int:
 def test_lost_race_is_a_conflict_with_the_winner(scene: Scene) -> None:
     """Both met a released record, and one wrote first."""
     claimed(scene).release()
-    rival = replace(an_operation(), worker="rival")
+    rival = an_operation()._replace(worker="rival")
 
     def race(swap: Swap) -> Record | None:
         assert isinstance(claim(scene.store.store, rival), Run)

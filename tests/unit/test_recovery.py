@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -38,7 +37,7 @@ KILLED = WorkerLostError("signal 9")
 
 
 def _held(store: Any, process: str, key: str = "k", **policy: Any) -> Record:
-    decision = claim(store, replace(an_operation(key, "f", **policy), process=process))
+    decision = claim(store, an_operation(key, "f", **policy)._replace(process=process))
     assert isinstance(decision, Run)
     return decision.record
 

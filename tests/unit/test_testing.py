@@ -263,7 +263,10 @@ def _writes_anything(store: Any, new: Record, expected: str | None, *writes: Any
 
 @pytest.mark.parametrize(
     ("owner", "attribute", "wrong"),
-    [(claim.Claim, "complete", lambda *_, **__: Written()), (claim, "_swap", _writes_anything)],
+    [
+        (claim.Claim, "complete", lambda *_, **__: Written()),
+        (claim, "_twice", lambda swap, *write: _writes_anything(swap.__self__, *write)),
+    ],
 )
 def test_broken_guard_is_reported(
     shop: Rehearsals, owner: Any, attribute: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
