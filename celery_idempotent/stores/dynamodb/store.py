@@ -159,7 +159,7 @@ class DynamoDBStore:
         self._date = ""
         self._connected = PerProcess(self._new_client)
         self._session = PerProcess(lambda: session or self._new_session())
-        self._login: tuple[str, str] | None = None
+        self._log_in: Callable[[Session], None] = lambda session: None  # a function, as its repr shows no secret
         self._models: Loader | None = None
         self._direct = PerProcess(self._new_direct_path)
         self._indirect_for = ""
@@ -201,7 +201,8 @@ class DynamoDBStore:
         else:
             endpoint, region = None, options.pop("region", parts.hostname)
         store = cls(table, region=region, endpoint_url=endpoint, **options)
-        store._login = (key, secret) if key else None
+        if key:
+            store._log_in = lambda session: session.set_credentials(key, secret)
         return store
 
     def __repr__(self) -> str:
@@ -442,8 +443,7 @@ class DynamoDBStore:
             for partition in self._models.load_data("endpoints")["partitions"]:
                 partition["services"] = {name: each for name, each in partition["services"].items() if name in _CALLED}
         session.register_component("data_loader", self._models)
-        if self._login:
-            session.set_credentials(*self._login)
+        self._log_in(session)
         return session
 
     def _new_client(self) -> "DynamoDBClient":
