@@ -451,7 +451,9 @@ class DynamoDBStore:
         if given is None:
             session = self._session()
             create: Any = session.create_client if isinstance(session, Session) else session.client
-            return create("dynamodb", region_name=self._region, endpoint_url=self._endpoint_url, config=self._config)
+            options = {"region_name": self._region, "endpoint_url": self._endpoint_url, "config": self._config}
+            client: DynamoDBClient = create("dynamodb", **options)
+            return client
         if not isinstance(given, BaseClient):
             return given()
         if os.getpid() != self._made_in:
