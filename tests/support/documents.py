@@ -15,7 +15,7 @@ DOCUMENTS = [
     *sorted(DOCS.glob("*.md")),
     *(
         page
-        for folder in ("how-to", "reference", "explanation", "troubleshooting")
+        for folder in ("how-to", "reference", "explanation", "troubleshooting", "reliability")
         for page in sorted(DOCS.glob(f"{folder}/*.md"))
     ),
 ]
