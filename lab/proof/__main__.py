@@ -189,10 +189,10 @@ def strikes(every: int) -> None:
     from lab.proof import strikes as module
 
     with _told("strikes") as progress:
-        rows, problems = module.run(progress, every)
-    for each in problems[:20]:
-        console.print(f"BROKEN {each}")
-    _campaign("strikes", rows)
+        found = module.run(progress, every)
+    for each in found.problems[:20]:
+        console.print(f"BROKEN {each.task}: {'; '.join(each.problems)}")
+    _campaign("strikes", found.rows)
 
 
 @main.command()
@@ -205,7 +205,7 @@ def faults(stores: Iterable[str], faulted: int, first: int, seed: int) -> None:
     for store in _present(stores):
         with _told(f"faults, {store}") as progress:
             found = campaign.run(store, faulted, seed, progress, first=first)
-        for each in found.tally.problems[:10]:
+        for each in found.problems[:10]:
             console.print(f"BROKEN number {each.group} of seed {seed}, {each.task}: {'; '.join(each.problems)}")
         _campaign(f"faults_{store}", found.rows, reached=dict(sorted(found.reached.items())))
 

@@ -42,8 +42,9 @@ from lab.folders import temporary_folder
 from lab.ledger import Ledger, rows_in
 from lab.ledger import Row as LedgerRow
 from lab.proof.audit import deliveries, judge_effects
+from lab.proof.jobs import Progress
 from lab.proof.table import Row
-from lab.proof.verdicts import PROMISES, Tally
+from lab.proof.verdicts import PROMISES, rows_of
 from lab.witness import observe
 
 SYSTEM, LOCKS = "BASELINE_SYSTEM", "BASELINE_LOCKS"
@@ -66,9 +67,6 @@ START_TIMEOUT = 120.0
 DRAIN_TIMEOUT = 240.0
 POWERTOOLS_TABLE = "powertools"
 _ACCOUNT: dict[str, Any] = {"region_name": REGION, "aws_access_key_id": "test", "aws_secret_access_key": "test"}
-
-Progress = Callable[[str], None]
-"""Told how far it is, in one line."""
 
 
 class System(StrEnum):
@@ -242,10 +240,10 @@ def _row(
     promise = PROMISES[_PROMISES.get(system, "at least once")]
     operations = {each.id: promise for each in load if each.fate is fate}
     here = [row for row in rows if row.order in operations]
-    what, tally = Counter(row.what for row in here), Tally()
-    for verdict in judge_effects(operations, here, {row.order for row in here if row.what == "outcome_unknown"}):
-        tally.add(replace(verdict, faults={fate: 1}, unexplained=False))
-    (row,) = tally.rows(
+    what = Counter(row.what for row in here)
+    found = judge_effects(operations, here, {row.order for row in here if row.what == "outcome_unknown"})
+    (row,) = rows_of(
+        (replace(each, faults={fate: 1}, unexplained=False) for each in found),
         system="celery-idempotent" if system.name.startswith("OURS") else system,
         store=_STORES.get(system, "DynamoDB (MiniStack)"),
         campaign=f"{fate} ({_VARIANTS[system]})" if system in _VARIANTS else fate,

@@ -15,7 +15,6 @@ The same over stores with one rule undone, and over none: there, promises must b
 import itertools
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
@@ -31,18 +30,16 @@ from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.course import Dead, OneDelivery, Operation, Strike, Task, at_random
 from lab.proof.flaws import CONTROLS, FLAWS
-from lab.proof.jobs import Progress, fan_out, job, report
+from lab.proof.jobs import Progress, fan_out
 from lab.proof.table import CONTROL, Row
 from lab.proof.targets import ALL, TARGETS, Site, start
-from lab.proof.verdicts import COUNTED, Result, Tally
+from lab.proof.verdicts import Result, Verdict, rows_of
 
 STORES = (*ALL, "memory")
 """Where it can be done; in memory there is no server, and the library's own code is all that is attacked."""
 
 _TASKS_PER_TABLE = 250
 """MiniStack counts all items of a table with every write."""
-
-_TASKS_PER_REPORT = 100
 
 
 class Fault(StrEnum):
@@ -147,27 +144,26 @@ def attack(
     site: Site,
     *,
     seed: int,
-    faulted: int = 0,
-    tasks: int = 0,
+    faulted: int,
     progress: Progress = lambda done: None,
     processes: int = 1,
     flaw: str = "none",
     first: int = 0,
 ) -> Result:
-    """Go on until ``faulted`` operations have met a fault, or for so many ``tasks``."""
-    tally, reached = Tally(), Counter[str]()
-    began = time.monotonic()
-    common = {"target": target, "url": site.url, "faulted": faulted, "tasks": tasks, "seed": seed, "flaw": flaw}
-    for found in fan_out("lab.proof.campaign", {**common, "first": first}, processes):
-        reached.update(found["struck"])
-        progress(tally.merge(found))
-    rows = tally.rows(
+    """Go on until ``faulted`` operations have met a fault."""
+    began, verdicts = time.monotonic(), []
+    given: dict[str, Any] = {"target": target, "url": site.url, "faulted": faulted, "seed": seed}
+    for verdict in fan_out(_work, processes, **given, flaw=flaw, first=first):
+        verdicts.append(verdict)
+        progress(int(verdict.is_faulted))
+    rows = rows_of(
+        verdicts,
         store=TARGETS[target].label if target != "memory" else "memory",
         campaign="faults at every write",
         seconds=round(time.monotonic() - began, 1),
         seed=seed,
     )
-    return Result(tally, rows, reached)
+    return Result(verdicts, rows)
 
 
 def run(target: str, faulted: int, seed: int, progress: Progress, first: int = 0) -> Result:
@@ -176,38 +172,38 @@ def run(target: str, faulted: int, seed: int, progress: Progress, first: int = 0
         found = attack(target, site, seed=seed, faulted=faulted, progress=progress, first=first)
     with start(target) as site:
         few = max(200, faulted // 500)
-        blind = [_control(attack(target, site, seed=seed, faulted=few, flaw=flaw).rows, flaw) for flaw in CONTROLS]
+        blind = [_control(attack(target, site, seed=seed, faulted=few, flaw=flaw), flaw) for flaw in CONTROLS]
     return replace(found, rows=[*found.rows, *blind])
 
 
-def _control(rows: list[Row], flaw: str) -> Row:
+def _control(found: Result, flaw: str) -> Row:
     """One row for what is broken, summed over the promises."""
-    first, *_ = rows
-    added = {name: sum(getattr(row, name) for row in rows) for name in COUNTED if name != "healed"}
-    kinds = sum((Counter(row.faults) for row in rows), Counter[str]())
-    whole: dict[str, Any] = {**added, "faults": dict(kinds), "healed": None}
-    return replace(first, system=CONTROL, store=f"{first.store}, {flaw}", promise="all three", **whole)
+    first, *_ = found.rows
+    named: dict[str, Any] = {name: getattr(first, name) for name in ("campaign", "seconds", "seed")}
+    together = (replace(each, promise="all three") for each in found.verdicts)
+    (row,) = rows_of(together, system=CONTROL, store=f"{first.store}, {flaw}", healed=None, **named)
+    return row
 
 
-def _work(given: Mapping[str, Any]) -> None:
+def _work(
+    report: Callable[[Verdict], None],
+    share: int,
+    of: int,
+    *,
+    target: str,
+    url: str,
+    faulted: int,
+    seed: int,
+    flaw: str,
+    first: int,
+) -> None:
     """In a worker process: attack its share of the operations until enough of them have met a fault."""
-    share, of, target = given["share"], given["of"], given["target"]
-    world = _Writes(_opened(target, given["url"]), given["flaw"])
-    tally, struck = Tally(), Counter[str]()
-    left, tasks = -(-given["faulted"] // of), len(range(share, given["tasks"], of)) or None
-    for done in itertools.count(1):
-        task = Task(world, at_random(given["seed"], given["first"] + share + (done - 1) * of, at_a_write))
-        left -= tally.add(task.attack())
-        struck.update(task.struck)
-        is_over = done == tasks if tasks else left <= 0
-        if done % _TASKS_PER_REPORT == 0 or is_over:
-            report({"struck": struck, **tally.to_json()})
-            tally, struck = Tally(), Counter[str]()
-        if is_over:
-            return
-        if done % _TASKS_PER_TABLE == 0:
+    world, left = _Writes(_opened(target, url), flaw), -(-faulted // of)
+    for done in itertools.count():
+        if done and done % _TASKS_PER_TABLE == 0:
             world.renew()
-
-
-if __name__ == "__main__":
-    _work(job())
+        verdict = Task(world, at_random(seed, first + share + done * of, at_a_write)).attack()
+        report(verdict)
+        left -= verdict.is_faulted
+        if not left:
+            return

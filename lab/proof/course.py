@@ -375,6 +375,7 @@ class Task:
             group=str(self.plan.number),
             deliveries=len(self.told),
             faults=faults,
+            reached=self.struck,
             effects=seen.effects,
             unknown=seen.unknown,
             unexplained=seen.unknown and not faults and self.plan.program is not Program.EXITS,

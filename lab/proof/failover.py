@@ -38,9 +38,10 @@ from lab.folders import temporary_folder
 from lab.ledger import LEDGERS, Ledger
 from lab.ledger import Row as LedgerRow
 from lab.proof.audit import verdict_of
+from lab.proof.jobs import Progress
 from lab.proof.soak import PROMISES, configuration
 from lab.proof.table import CONTROL, Row
-from lab.proof.verdicts import Seen, Tally, Told, Verdict
+from lab.proof.verdicts import Seen, Told, Verdict, rows_of
 
 SIDES = ("first", "second")
 """Workers, each with a queue of its own, and with the pair's URL of the same place."""
@@ -57,9 +58,6 @@ ENOUGH, DARK = 24, 5.0
 
 PATIENCE = 180.0
 """Seconds until the workers have started, or a message has its answer."""
-
-Progress = Callable[[str], None]
-"""Told how far it is, in one line."""
 
 
 class Strike(StrEnum):
@@ -238,14 +236,14 @@ class _Trial:
         return [row for row in self._seen if row.what in what]
 
     def _judged(self, seconds: Sequence[float], lasted: float) -> Failover:
-        told, tally = self._told(), Tally()
-        for verdict in self._verdicts(told):
-            tally.add(verdict)
+        told = self._told()
+        verdicts = list(self._verdicts(told))
+        for verdict in verdicts:
             for problem in [] if self.part.is_control else verdict.problems:
                 self.progress(f"BROKEN {verdict.task} ({verdict.promise}): {problem}")
         named: dict[str, Any] = {"system": CONTROL} if self.part.is_control else {}
         campaign = f"fail-over, primary {self.part.strike}, {self.part.rounds} times"
-        rows = tally.rows(store=self.part.name, campaign=campaign, seconds=round(lasted, 1), **named)
+        rows = rows_of(verdicts, store=self.part.name, campaign=campaign, seconds=round(lasted, 1), **named)
         figures = {
             "pair": self.part.name,
             "primary": self.part.strike,

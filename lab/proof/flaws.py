@@ -204,7 +204,7 @@ def _oracle(target: str, url: str, flaw: str) -> str:
 def _sweep(target: str, url: str, flaw: str) -> str:
     from lab.proof.sweep import sweep  # which takes flaws
 
-    found = sweep("brief", target=target, url=url, flaw=flaw).tally.problems
+    found = sweep("brief", target=target, url=url, flaw=flaw).problems
     return f"{found[0].problems[0]} ({found[0].task})" if found else ""
 
 

@@ -38,6 +38,7 @@ from lab.fleet import Fleet, until
 from lab.folders import temporary_folder
 from lab.ledger import Ledger, Row
 from lab.proof.audit import judge_effects
+from lab.proof.jobs import Progress
 from lab.proof.verdicts import PROMISES
 from lab.servers import Servers
 from lab.witness import observe
@@ -61,9 +62,6 @@ _LONGEST_PAUSE = 0.5
 
 BROKERS: Mapping[str, tuple[str, str]] = {"redis": ("Redis", "redis"), "sqs": ("SQS", "dynamodb")}
 """By name: how it is called, and the store beside it."""
-
-Progress = Callable[[str], None]
-"""Told how far it is, in one line."""
 
 
 class System(StrEnum):

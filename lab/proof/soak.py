@@ -48,10 +48,11 @@ from lab.fleet import POLL, Fleet, Freezer, Timeout, until
 from lab.ledger import Ledger, rows_in
 from lab.ledger import Row as LedgerRow
 from lab.proof.audit import Evidence, Nemesis, deliveries, judge, judge_effects
+from lab.proof.jobs import Progress
 from lab.proof.table import PLAIN, Row
 from lab.proof.targets import TARGETS, Site, start
 from lab.proof.verdicts import PROMISES as PROMISED
-from lab.proof.verdicts import Tally, Verdict
+from lab.proof.verdicts import Verdict, rows_of
 from lab.proxy import Proxy
 from lab.servers import IMPATIENT
 from lab.short_delays import ShortDelays
@@ -73,9 +74,6 @@ EXIT, EXIT_TAKES = "worker ended by itself", 10.0
 START_TIMEOUT, DRAIN_TIMEOUT = 120.0, 900.0
 GRACE_MS = 1_000
 """The default of a policy: nobody takes over earlier after the end of a lease."""
-
-Progress = Callable[[str], None]
-"""Told how far it is, in one line."""
 
 BARE = "bare"
 """The task of plain Celery."""
@@ -274,12 +272,9 @@ def _campaign(
     bare = [replace(each, faults={"hit": each.task in hit}) for each in bare]
 
     def row(task: str, found: Iterable[Verdict], **named: Any) -> Row:
-        tally = Tally()
-        for verdict in found:
-            tally.add(verdict)
         what = Counter(each.what for each in evidence.rows if each.task == task)
         campaign = f"soak on {BROKERS[broker]}: {task}, {minutes:g} min"
-        (one,) = tally.rows(campaign=campaign, **{"store": TARGETS[store].label, **common, **named})
+        (one,) = rows_of(found, campaign=campaign, **{"store": TARGETS[store].label, **common, **named})
         return replace(one, deliveries=what["delivery"], takeovers=what["taken_over"])
 
     ours = [row(task, [each for each in verdicts if each.task.startswith(task)]) for task in PROMISES]

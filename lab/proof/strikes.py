@@ -10,9 +10,8 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache, partialmethod
 from pathlib import Path
 from types import CodeType, FrameType
@@ -28,7 +27,9 @@ from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.protocol.operation import abandoned
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
+from lab.proof.jobs import Progress
 from lab.proof.table import CONTROL, Row
+from lab.proof.verdicts import Result, Verdict, rows_of
 
 _PACKAGE = str(Path(celery_idempotent.__file__).parent)
 
@@ -157,74 +158,68 @@ KINDS: dict[str, Callable[[], Kind]] = {
 }
 
 
-@dataclass
-class Found:
-    """What a campaign found for one kind of call; ``effects`` says how often that many were had."""
-
-    most: int
-    problems: list[str] = field(default_factory=list)
-    effects: Counter[int] = field(default_factory=Counter)
-    unknown: int = 0
-    failed: int = 0
-
-
-def attack(name: str, every: int = 1) -> Found:
-    """Make the call of that kind with a strike at every line, or at every so many."""
+def attack(name: str, every: int = 1) -> Iterator[Verdict]:
+    """What became of the call of that kind with a strike at every line, or at every so many."""
     kind, striker = KINDS[name](), _Striker()
     for warm in range(3):
         _Striker().struck(kind.call, f"warm {warm}")
     striker.struck(kind.call, "unharmed")
-    found = Found(kind.most)
     for strike in (Limit, Exit):
         for at in range(1, striker.lines + 1, every):
             here = _Striker(at, strike)
-            for problem in _judged(kind, f"{strike.__name__} at {at}", here, found):
-                found.problems.append(f"{name}, {strike.__name__} at {here.place}: {problem}")
-    return found
+            raised = here.struck(kind.call, order := f"{strike.__name__} at {at}")
+            if here.place:  # or it was a shorter way than before
+                yield _judged(kind, f"{name}, {strike.__name__} at {here.place}", order, raised)
 
 
-def _judged(kind: Kind, order: str, striker: _Striker, found: Found) -> Iterator[str]:
-    raised = striker.struck(kind.call, order)
-    if not striker.place:
-        return  # a shorter way than before
+def _judged(kind: Kind, task: str, order: str, raised: BaseException | None) -> Verdict:
+    problems, record, effects = [], kind.record(order), kind.effects[order]
     if heartbeat.in_flight:
-        yield f"{heartbeat.in_flight} claims are renewed for ever"
+        problems.append(f"{heartbeat.in_flight} claims are renewed for ever")
         heartbeat._beats.clear()
-    record = kind.record(order)
-    is_recorded = record is not None and record.status in {Status.COMPLETED, Status.FAILED}
-    error = raised
+    is_recorded, error = record is not None and record.status in {Status.COMPLETED, Status.FAILED}, raised
     while error is not None and not isinstance(error, Limit | Exit):
         error = error.__cause__
     if not (is_recorded or error):
-        yield f"the strike was swallowed: {raised!r}"
-    effects = kind.effects[order]
+        problems.append(f"the strike was swallowed: {raised!r}")
     ended = [kind.again(order) for _ in range(3)]
     record, made = kind.record(order), kind.effects[order]
-    if record is None:
-        yield f"nothing recorded: {ended}"
-        return
-    found.effects[made] += 1
-    found.unknown += not made and record.status is Status.UNKNOWN
-    found.failed += not made and record.status is Status.FAILED
-    if record.status in {Status.IN_PROGRESS, Status.RELEASED}:
-        yield f"the next calls ran unprotected: {record.status}, {ended}"
+    status = record.status if record else None
+    if status in {None, Status.IN_PROGRESS, Status.RELEASED}:
+        problems.append(f"the next calls ran unprotected: {status}, {ended}")
     if made > (effects if is_recorded else kind.most):
-        yield f"{made} effects, {effects} when it was struck"
-    if not made and record.status not in {Status.UNKNOWN, Status.FAILED}:
-        yield f"no effect: {ended}"
+        problems.append(f"{made} effects, {effects} when it was struck")
+    if not made and status not in {Status.UNKNOWN, Status.FAILED}:
+        problems.append(f"no effect: {ended}")
+    return Verdict(
+        task=task,
+        promise="at most once" if kind.most == 1 else "at least once",
+        deliveries=4,
+        faults={"strike": 1},
+        effects=made,
+        unknown=status is Status.UNKNOWN and not made,
+        failed=status is Status.FAILED and not made,
+        problems=tuple(problems),
+    )
 
 
-def run(progress: Callable[[int], None], every: int = 1) -> tuple[list[Row], list[str]]:
-    """Attack every kind of call, and one with the mend undone; the rows, and what was found."""
-    rows, problems = [], []
+def run(progress: Progress, every: int = 1) -> Result:
+    """Attack every kind of call, and one with the mend undone."""
+    verdicts, rows = [], []
     for name in KINDS:
-        row, broken = _row("celery-idempotent", name, every)
-        rows.append(row)
-        problems += broken
+        began, found = time.monotonic(), list(attack(name, every))
+        verdicts += found
+        rows += _rows(found, name, began)
         progress(1)
     with switched_off():
-        rows.append(_row(CONTROL, "function")[0])
-    return rows, problems
+        began = time.monotonic()
+        rows += _rows(list(attack("function")), "function", began, system=CONTROL)
+    return Result(verdicts, rows)
+
+
+def _rows(found: Sequence[Verdict], name: str, began: float, **named: str) -> list[Row]:
+    campaign, seconds = "a strike at every line", time.monotonic() - began
+    return rows_of(found, store=f"memory, {name}", campaign=campaign, seconds=seconds, **named)
 
 
 @contextmanager
@@ -236,23 +231,3 @@ def switched_off() -> Iterator[None]:
 
     with mock.patch.object(Claim, "__init__", partialmethod(never_over, Claim.__init__)):
         yield
-
-
-def _row(system: str, name: str, every: int = 1) -> tuple[Row, list[str]]:
-    began, found = time.monotonic(), attack(name, every)
-    struck = found.effects.total()
-    counted: dict[str, Any] = dict.fromkeys(("tasks", "faulted"), struck) | {"deliveries": 4 * struck}
-    row = Row(
-        system=system,
-        store=f"memory, {name}",
-        promise="at most once" if found.most == 1 else "at least once",
-        campaign="a strike at every line",
-        **counted,
-        effects_0=found.effects[0] - found.unknown - found.failed,
-        effects_1=found.effects[1],
-        effects_2=sum(count for effects, count in found.effects.items() if effects > 1),
-        unknown=found.unknown,
-        violations=len(found.problems),
-        seconds=time.monotonic() - began,
-    )
-    return row, found.problems

@@ -23,7 +23,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial
 from pathlib import Path
@@ -50,10 +50,10 @@ from lab.ledger import Ledger
 from lab.ledger import Row as Fact
 from lab.proof import verdicts
 from lab.proof.flaws import FLAWS
-from lab.proof.jobs import Progress, fan_out, job, report
+from lab.proof.jobs import Progress, fan_out
 from lab.proof.table import CONTROL, Row
 from lab.proof.targets import TARGETS, start
-from lab.proof.verdicts import CODEC, FINAL, PROMISES, Promise, Result, Seen, Tally, Told, Verdict, operation
+from lab.proof.verdicts import CODEC, FINAL, PROMISES, Promise, Result, Seen, Told, Verdict, operation
 
 _SLACK = 11_000
 """Milliseconds beyond a lease: so much that no two processes' guesses at a server's clock differ by it."""
@@ -459,7 +459,7 @@ def _judged(task: Task, histories: list[list[Fact]], effects: int) -> Verdict:
         excused=again if task.kind.is_bare and task.kind is not Kind.EXACTLY_ONCE else None,
         may_be_unknown=is_traced or not task.kind.is_bare or bool(left("claimed")),
     )
-    problems = list(verdicts.breaches(seen))
+    problems, points = list(verdicts.breaches(seen)), Counter(row.point for row in of("killed"))
     if len({row.reference for row in finals}) > 1:
         problems.append("a final state was changed")
     if task.kind is Kind.AT_LEAST_ONCE and not is_traced and effects != 1 + again:
@@ -470,7 +470,8 @@ def _judged(task: Task, histories: list[list[Fact]], effects: int) -> Verdict:
         task=str(task),
         promise=task.kind,
         deliveries=len(histories),
-        faults=dict(Counter(row.point for row in of("killed"))),
+        faults=points,
+        reached=points,
         effects=effects,
         unknown=seen.unknown,
         unexplained=seen.unknown and not seen.may_be_unknown,
@@ -539,23 +540,23 @@ def sweep(
     It is ``"brief"`` (every point once), ``"singles"`` (with and without renewals), ``"points"`` (singles and pairs) or
     ``"system calls"``.
     """
-    tally, points = Tally(), Counter[str]()
+    found: list[Verdict] = []
     with ExitStack() as stack:
         place = url or stack.enter_context(start(target)).url
         began = time.monotonic()
-        common = {"how": how, "kinds": kinds, "url": place, "flaw": flaw}
-        for found in fan_out("lab.proof.sweep", {**common, "calls": TARGETS[target].calls}, processes):
-            tally.add(Verdict.from_json(found))
-            points.update(found["faults"])
+        given: dict[str, Any] = {"how": how, "kinds": kinds, "url": place, "flaw": flaw}
+        for verdict in fan_out(_work, processes, **given, calls=TARGETS[target].calls):
+            found.append(verdict)
             progress(1)
     campaign = "SIGKILL at every system call" if how == "system calls" else "SIGKILL at every point"
-    rows = tally.rows(
+    rows = verdicts.rows_of(
+        found,
         store=TARGETS[target].label,
         campaign=campaign if set(kinds) <= set(BARE) else f"{campaign} of an effect",
         seconds=round(time.monotonic() - began, 1),
     )
     rows = [replace(row, system=CONTROL) if row.promise == Kind.TOKEN_ALONE else row for row in rows]
-    return Result(tally, rows, points)
+    return Result(found, rows)
 
 
 def run(target: str, progress: Progress, how: str) -> list[Row]:
@@ -566,27 +567,32 @@ def run(target: str, progress: Progress, how: str) -> list[Row]:
     return rows
 
 
-def _work(given: Mapping[str, Any]) -> None:
+def _work(
+    report: Callable[[Verdict], None],
+    share: int,
+    of: int,
+    *,
+    how: str,
+    kinds: Sequence[str],
+    url: str,
+    flaw: str,
+    calls: Sequence[str],
+) -> None:
     """In a worker process: attack this share of the tasks."""
-    share, of = given["share"], given["of"]
-    kinds = [Kind(each) for each in given["kinds"]]
+    wanted = [Kind(each) for each in kinds]
     with temporary_folder() as folder:
-        attacker = _Attacker(given["url"], folder, given["flaw"])
+        attacker = _Attacker(url, folder, flaw)
 
         def attack(task: Task) -> bool:
             verdict, struck = attacker.attack(task)
-            report(asdict(verdict))
+            report(verdict)
             return struck
 
-        if given["how"] == "system calls":
-            _system_calls(attack, kinds, given["calls"], share, of)
-        elif given["how"] == "brief":
-            _everywhere(attack, (Task(kind, (), kind.is_bare) for kind in kinds), share, of)
+        if how == "system calls":
+            _system_calls(attack, wanted, calls, share, of)
+        elif how == "brief":
+            _everywhere(attack, (Task(kind, (), kind.is_bare) for kind in wanted), share, of)
         else:
-            _everywhere(attack, _variants(kinds), share, of)
-        if given["how"] == "points":
-            _pairs(attack, kinds, share, of)
-
-
-if __name__ == "__main__":
-    _work(job())
+            _everywhere(attack, _variants(wanted), share, of)
+        if how == "points":
+            _pairs(attack, wanted, share, of)

@@ -1,11 +1,11 @@
 """What was promised, what was seen of one operation, which rules that breaks, and the sum of many: the one audit."""
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from celery_idempotent.engine.delivery import Body, Delivery, Outcome
 from celery_idempotent.errors import LeaseLost, OutcomeUnknown, ResultLost, StoreUnavailable
@@ -160,86 +160,68 @@ def breaches(seen: Seen) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one operation."""
+    """What became of one operation; ``reached`` says where its faults struck. It may rightly have ``failed``."""
 
     task: str
     promise: str
     group: str = ""
     deliveries: int = 0
     faults: Mapping[str, int] = field(default_factory=dict)
+    reached: Mapping[str, int] = field(default_factory=dict)
     effects: int
     unknown: bool = False
+    failed: bool = False
     unexplained: bool = False
     stuck: bool = False
     takeovers: int = 0
     healed: int = 0
     problems: tuple[str, ...] = ()
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        return cls(**{**values, "problems": tuple(values["problems"])})
+    @property
+    def is_faulted(self) -> bool:
+        return any(self.faults.values())
 
 
-@dataclass(slots=True)
-class Tally:
-    """The sum of many verdicts, by promise."""
-
-    seen: dict[str, list[Counter[str]]] = field(default_factory=dict)
-    problems: list[Verdict] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"seen": self.seen, "problems": [asdict(each) for each in self.problems]}
-
-    def merge(self, found: Mapping[str, Any]) -> int:
-        """Count what a worker has counted; how many tasks of those met a fault."""
-        for promise, added in found["seen"].items():
-            for ours, theirs in zip(self.seen.setdefault(promise, [Counter(), Counter()]), added, strict=True):
-                ours.update(theirs)
-        self.problems += map(Verdict.from_json, found["problems"])
-        return sum(counts["faulted"] for counts, _ in found["seen"].values())
-
-    def add(self, verdict: Verdict) -> bool:
-        """Count one more task; whether it met a fault."""
-        is_faulted = any(verdict.faults.values())
-        counts, faults = self.seen.setdefault(verdict.promise, [Counter(), Counter()])
-        faults.update(verdict.faults)
-        summed = ("deliveries", "takeovers", "healed", "unknown", "unexplained", "stuck")
-        counts.update({name: int(getattr(verdict, name)) for name in summed})
-        counts.update(
-            tasks=1,
-            faulted=is_faulted,
-            effects_0=verdict.effects == 0 and not verdict.unknown,
-            effects_1=verdict.effects == 1,
-            effects_2=verdict.effects >= 2,
-            violations=bool(verdict.problems),
-        )
-        if verdict.problems:
-            self.problems.append(verdict)
-        return is_faulted
-
-    def rows(self, **named: Any) -> list[Row]:
-        """One row per promise, with what else a row has."""
-        known = [*PROMISES, *self.seen]
-        return [self._row(promise, named) for promise in sorted(self.seen, key=known.index)]
-
-    def _row(self, promise: str, named: Mapping[str, Any]) -> Row:
-        counts, faults = self.seen[promise]
-        counted: dict[str, Any] = {each: counts[each] for each in COUNTED}
-        common = {"system": "celery-idempotent", "promise": promise, "faults": dict(faults.most_common())}
-        return Row(**{**common, **counted, **named})
+_SUMMED = ("deliveries", "takeovers", "healed", "unknown", "unexplained", "stuck")
 
 
-COUNTED = (
-    *("tasks", "faulted", "deliveries", "takeovers", "healed", "effects_0", "effects_1", "effects_2"),
-    *("unknown", "unexplained", "stuck", "violations"),
-)
-"""What a row of the table counts of its verdicts."""
+def rows_of(verdicts: Iterable[Verdict], **named: Any) -> list[Row]:
+    """One row per promise, with what else a row has."""
+    by_promise: dict[str, list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        by_promise[verdict.promise].append(verdict)
+    known = [*PROMISES, *by_promise]
+    return [_row(promise, by_promise[promise], named) for promise in sorted(by_promise, key=known.index)]
+
+
+def _row(promise: str, verdicts: Sequence[Verdict], named: Mapping[str, Any]) -> Row:
+    faults, summed = Counter[str](), {name: sum(getattr(each, name) for each in verdicts) for name in _SUMMED}
+    for each in verdicts:
+        faults.update(each.faults)
+    counted: dict[str, Any] = {
+        "tasks": len(verdicts),
+        "faulted": sum(each.is_faulted for each in verdicts),
+        "effects_0": sum(not (each.effects or each.unknown or each.failed) for each in verdicts),
+        "effects_1": sum(each.effects == 1 for each in verdicts),
+        "effects_2": sum(each.effects > 1 for each in verdicts),
+        "violations": sum(bool(each.problems) for each in verdicts),
+    }
+    common = {"system": "celery-idempotent", "promise": promise, "faults": dict(faults.most_common())}
+    return Row(**{**common, **summed, **counted, **named})
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a campaign found: the verdicts, their sum by promise, and how often each fault struck or death came."""
+    """What a campaign found: a verdict per operation, and their rows."""
 
-    tally: Tally
+    verdicts: Sequence[Verdict]
     rows: list[Row]
-    reached: Mapping[str, int]
+
+    @property
+    def problems(self) -> list[Verdict]:
+        return [each for each in self.verdicts if each.problems]
+
+    @property
+    def reached(self) -> Counter[str]:
+        """How often each fault struck, or death came, by place."""
+        return sum((Counter(each.reached) for each in self.verdicts), Counter())

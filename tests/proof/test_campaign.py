@@ -28,7 +28,7 @@ def test_no_fault_at_any_write_breaks_a_promise(name: str) -> None:
     """Whichever store is struck, with two attackers on one server, together as many operations as were asked for."""
     with a_store(name) as site:
         found = attack(name, site, faulted=150, seed=SEED, processes=2)
-    assert found.tally.problems == []
+    assert found.problems == []
     assert sum(row.faulted for row in found.rows) == 150
     assert {row.violations + row.stuck + row.unexplained for row in found.rows} == {0}
 
@@ -38,7 +38,7 @@ def test_every_write_and_every_fault_is_met() -> None:
     found = attack("memory", Site(""), faulted=500, seed=SEED)
     pairs = [each.split(" at ", 1) for each in found.reached]
     assert ({fault for fault, _ in pairs}, {operation for _, operation in pairs}) == (set(Fault), set(Operation))
-    assert found.tally.problems == []
+    assert found.problems == []
 
 
 @pytest.mark.parametrize(

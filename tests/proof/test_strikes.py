@@ -9,12 +9,12 @@ from lab.proof.strikes import KINDS, attack, switched_off
 @pytest.mark.timeout(300)
 def test_whatever_is_struck_the_next_call_is_protected(kind: str) -> None:
     """No renewal is left, no strike vanishes, and effects are as many as promised."""
-    found = attack(kind, every=7)
-    assert found.problems == []
-    assert found.effects.total() > 40
+    found = list(attack(kind, every=7))
+    assert [each for each in found if each.problems] == []
+    assert len(found) > 40
 
 
 def test_liveness_that_an_exit_must_switch_off_is_noticed() -> None:
     """The control: with a flag in the place of the lock, a struck exit leaves later calls unprotected."""
     with switched_off():
-        assert any("ran unprotected" in problem for problem in attack("function").problems)
+        assert any("ran unprotected" in problem for found in attack("function") for problem in found.problems)

@@ -41,7 +41,7 @@ def swept(how: str, name: str, **options: object) -> Result:
 def by_promise(found: Result) -> dict[str, Row]:
     """Of a sweep that broke nothing and left nothing stuck or unexplained."""
     ours = [each for each in found.rows if each.system != CONTROL]
-    assert [each for each in found.tally.problems if each.promise != Kind.TOKEN_ALONE] == []
+    assert [each for each in found.problems if each.promise != Kind.TOKEN_ALONE] == []
     assert {(each.effects_0, each.stuck, each.unexplained) for each in ours} == {(0, 0, 0)}
     return {each.promise: each for each in found.rows}
 
