@@ -173,8 +173,7 @@ def _transaction(order: str) -> str:
 @_task(holes)
 def _second_pass(order: str) -> None:
     for number in range(3):
-        if number == 1:
-            charge(order)  # hole: second_pass
+        number == 1 and charge(order)  # type: ignore[func-returns-value] # hole: second_pass
 
 
 @_task(holes)
