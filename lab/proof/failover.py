@@ -102,7 +102,7 @@ def plan(*, quick: bool) -> Iterator[Part]:
     for other, named in pairs.items():
         for strike in [Strike.KILL] if quick else [Strike.KILL, other]:
             for number, (name, pair) in enumerate(named.items()):
-                yield Part(name=name, pair=pair, strike=strike, rounds=1 if quick else 10, is_control=not number)
+                yield Part(name=name, pair=pair, strike=strike, rounds=1 if quick else 6, is_control=not number)
 
 
 def run(parts: Iterable[Part], progress: Progress) -> list[Failover]:
