@@ -475,10 +475,10 @@ CONTRACTS: dict[type, dict[str, dict[str, Make]]] = {
     ],
 )
 def test_wrong_store_is_noticed(contract: type, noticed_by: str, flaw: str) -> None:
-    """A store with this mistake fails the test that is there to notice it; a race is met by chance, in five tries."""
+    """A store with this mistake fails the test that is there to notice it; a race is met by chance, in twenty tries."""
     make, test = CONTRACTS[contract][noticed_by][flaw], getattr(contract(), f"test_{noticed_by}")
 
-    assert any(_fails_with(partial(test, make())) for _ in range(5))
+    assert any(_fails_with(partial(test, make())) for _ in range(20))
 
 
 def _fails_with(test: Callable[[], object]) -> bool:
