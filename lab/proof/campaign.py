@@ -30,10 +30,10 @@ from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.course import Dead, OneDelivery, Operation, Strike, Task, at_random
 from lab.proof.flaws import CONTROLS, FLAWS
-from lab.proof.jobs import Progress, fan_out
+from lab.proof.jobs import Progress, Report, fan_out
 from lab.proof.table import CONTROL, Row
 from lab.proof.targets import ALL, TARGETS, Site, start
-from lab.proof.verdicts import Result, Verdict, rows_of
+from lab.proof.verdicts import Result, rows_of
 
 STORES = (*ALL, "memory")
 """Where it can be done; in memory there is no server, and the library's own code is all that is attacked."""
@@ -186,16 +186,7 @@ def _control(found: Result, flaw: str) -> Row:
 
 
 def _work(
-    report: Callable[[Verdict], None],
-    share: int,
-    of: int,
-    *,
-    target: str,
-    url: str,
-    faulted: int,
-    seed: int,
-    flaw: str,
-    first: int,
+    report: Report, share: int, of: int, *, target: str, url: str, faulted: int, seed: int, flaw: str, first: int
 ) -> None:
     """In a worker process: attack its share of the operations until enough of them have met a fault."""
     world, left = _Writes(_opened(target, url), flaw), -(-faulted // of)

@@ -10,6 +10,9 @@ from typing import Any, cast
 Progress = Callable[[Any], None]
 """Called with the number of tasks done since the last call, or with news in one line."""
 
+Report = Callable[[Any], None]
+"""Called in a worker process, with what is for whoever started it."""
+
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 
 

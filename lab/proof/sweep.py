@@ -50,7 +50,7 @@ from lab.ledger import Ledger
 from lab.ledger import Row as Fact
 from lab.proof import verdicts
 from lab.proof.flaws import FLAWS
-from lab.proof.jobs import Progress, fan_out
+from lab.proof.jobs import Progress, Report, fan_out
 from lab.proof.table import CONTROL, Row
 from lab.proof.targets import TARGETS, start
 from lab.proof.verdicts import CODEC, FINAL, PROMISES, Promise, Result, Seen, Told, Verdict, operation
@@ -485,28 +485,16 @@ _Attack = Callable[[Task], bool]
 """Attacks and reports; whether all kills struck."""
 
 
-def _everywhere(attack: _Attack, tasks: Iterable[Task], share: int, of: int) -> None:
-    """Kill one more delivery of each task, at every point until one survives."""
-    for task in tasks:
-        for at in itertools.count(1 + share, of):
-            if not attack(replace(task, kills=(*task.kills, Kill(at)))):
-                break
-
-
-def _variants(kinds: Iterable[Kind]) -> list[Task]:
-    return [Task(kind, (), renews) for kind in kinds for renews in ((False, True) if kind.is_bare else (False,))]
-
-
-def _pairs(attack: _Attack, kinds: Iterable[Kind], share: int, of: int) -> None:
-    """Every point of the first delivery with every point of the second, before and after the lease is over."""
-    for task in _variants(kinds):
-        for late in (True, False) if task.kind.is_bare else (True,):
-            for first in itertools.count(1 + share, of):
-                for second in itertools.count(1):
-                    if not attack(replace(task, kills=(Kill(first), Kill(second, late)))):
-                        break
-                if second == 1 and not attack(replace(task, kills=(Kill(first),))):
-                    break
+def _everywhere(
+    attack: _Attack, task: Task, share: int = 0, of: int = 1, *, late: bool = True, then: Sequence[bool] = ()
+) -> None:
+    """Kill one more delivery at every point until one survives; with each of them ``then`` another, late or early."""
+    for at in itertools.count(1 + share, of):
+        struck = replace(task, kills=(*task.kills, Kill(at, late)))
+        if not attack(struck):
+            break
+        for each in then:
+            _everywhere(attack, struck, late=each)
 
 
 def _system_calls(attack: _Attack, kinds: Iterable[Kind], calls: Sequence[str], share: int, of: int) -> None:
@@ -544,8 +532,8 @@ def sweep(
     with ExitStack() as stack:
         place = url or stack.enter_context(start(target)).url
         began = time.monotonic()
-        given: dict[str, Any] = {"how": how, "kinds": kinds, "url": place, "flaw": flaw}
-        for verdict in fan_out(_work, processes, **given, calls=TARGETS[target].calls):
+        given: dict[str, Any] = {"how": how, "kinds": kinds, "target": target, "url": place, "flaw": flaw}
+        for verdict in fan_out(_work, processes, **given):
             found.append(verdict)
             progress(1)
     campaign = "SIGKILL at every system call" if how == "system calls" else "SIGKILL at every point"
@@ -568,15 +556,7 @@ def run(target: str, progress: Progress, how: str) -> list[Row]:
 
 
 def _work(
-    report: Callable[[Verdict], None],
-    share: int,
-    of: int,
-    *,
-    how: str,
-    kinds: Sequence[str],
-    url: str,
-    flaw: str,
-    calls: Sequence[str],
+    report: Report, share: int, of: int, *, how: str, kinds: Sequence[str], target: str, url: str, flaw: str
 ) -> None:
     """In a worker process: attack this share of the tasks."""
     wanted = [Kind(each) for each in kinds]
@@ -589,10 +569,9 @@ def _work(
             return struck
 
         if how == "system calls":
-            _system_calls(attack, wanted, calls, share, of)
-        elif how == "brief":
-            _everywhere(attack, (Task(kind, (), kind.is_bare) for kind in wanted), share, of)
-        else:
-            _everywhere(attack, _variants(wanted), share, of)
-        if how == "points":
-            _pairs(attack, wanted, share, of)
+            _system_calls(attack, wanted, TARGETS[target].calls, share, of)
+            return
+        for kind in wanted:
+            then = () if how != "points" else (True, False) if kind.is_bare else (True,)
+            for renews in (True,) if how == "brief" else (False, True) if kind.is_bare else (False,):
+                _everywhere(attack, Task(kind, (), renews), share, of, then=then)
