@@ -6,8 +6,8 @@ stops as Celery's does. All else is what production runs: claims, heartbeats, th
 
 import logging
 import zlib
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,7 +42,7 @@ from celery_idempotent.protocol.operation import Written, decide
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
-from lab.proof.table import CONTROL, Row
+from lab.proof.table import Row
 from lab.proof.verdicts import FINAL, PROMISES, Promise
 from lab.proof.virtual import EPOCH, Machine, Process, Thread, World, here, monotonic, wait
 
@@ -52,8 +52,15 @@ _RETURNED_IN = 10.0
 _POOL = 2
 _LOSS = 0.005
 """Of so many requests, and of so many replies, nobody hears again."""
-
-Act = Callable[[], Any]
+_SETTINGS = {
+    "task_acks_late": True,
+    "task_reject_on_worker_lost": True,
+    "task_publish_retry": False,
+    "broker_pool_limit": 10_000,
+    "broker_transport_options": {"visibility_timeout": VISIBILITY},
+}
+STRIKES = ("worker killed", "process killed", "warm", "cold", "suspended", "date", "store", "broker")
+"""What happens to a worker: deaths, shutdowns, a machine that stands or gets another date, and what it cannot reach."""
 
 
 class NoAnswer(OSError):
@@ -65,31 +72,27 @@ class Host(Process):
 
     def __init__(self, fleet: "Fleet", machine: Machine, worker: str = "") -> None:
         super().__init__(machine)
-        self.fleet, self.name, self.runs, self.lost_at = fleet, str(next(fleet.numbers)), "", 0.0
+        self.fleet, self.name, self.runs, self.lost_at = fleet, str(len(fleet.hosts)), "", 0.0
         self.worker = worker or self.name
-        self.opened = StoreHandle(None, Store(fleet.store), Breaker("virtual"))
-        self.heartbeat = Heartbeat()
+        self.opened, self.heartbeat = StoreHandle(None, Store(fleet.store), Breaker("virtual")), Heartbeat()
         fleet.hosts[self.name] = self
 
-    def ask(self, server: str, act: Act) -> Any:
+    def ask(self, server: str, act: Callable[[], Any]) -> Any:
         """What ``act`` gives, there; ``NoAnswer`` where the network keeps it."""
-        world, draw = self.fleet.world, self.fleet.draw
+        draw, answer = self.fleet.draw, None
         wait(draw.uniform(0.001, 0.02))
         fate = draw.random()
-        if fate < _LOSS or self.fleet.hindered(self.machine, server, world.now, world.now + 1e-6):
-            if fate < _LOSS / 2:
-                world.after(draw.uniform(0, 20), act)
-            self._lose()
-        answer = act()
-        wait(draw.uniform(0.001, 0.02))
-        if fate > 1 - _LOSS:
-            self._lose()
+        is_sent = fate > _LOSS and not self.machine.hindered(server, self.fleet.world.now)
+        if is_sent:
+            answer = act()
+            wait(draw.uniform(0.001, 0.02))
+        elif fate < _LOSS / 2:
+            self.fleet.world.after(draw.uniform(0, 20), act)
+        if not is_sent or fate > 1 - _LOSS:
+            self.lost_at = self.fleet.world.now
+            wait(2)
+            raise NoAnswer
         return answer
-
-    def _lose(self) -> None:
-        self.lost_at = self.fleet.world.now
-        wait(2)
-        raise NoAnswer
 
 
 class Store(StoreWrapper):
@@ -101,7 +104,7 @@ class Store(StoreWrapper):
     def swap(self, new: Record, expected: str | None) -> Record | None:
         return self._asked(partial(here().fleet.swap, here(), new, expected))
 
-    def _asked(self, act: Act) -> Record | None:
+    def _asked(self, act: Callable[[], Any]) -> Record | None:
         try:
             found: Record | None = here().ask("store", act)
         except NoAnswer as error:
@@ -109,7 +112,7 @@ class Store(StoreWrapper):
         return found
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Sent:
     """A message that waits until it is visible, and how often it was received."""
 
@@ -118,47 +121,43 @@ class Sent:
     received: int = 0
 
 
-class Broker:
-    """The queue, by tag; a tag is what SQS calls a receipt."""
+class Queue:
+    """The messages at SQS, by what it calls a receipt, and the worker that has each."""
 
     def __init__(self, fleet: "Fleet") -> None:
-        self.fleet = fleet
+        self._fleet, self._tags = fleet, map(str, count())
         self.messages: dict[str, Sent] = {}
         self.holders: dict[str, Worker] = {}
         self._coming: list[tuple[float, str]] = []
-        self._tags = map(str, count())
 
     def send(self, raw: Any) -> None:
         """Take a message, perhaps twice, and perhaps show it late."""
-        draw = self.fleet.draw
-        self.fleet.note_sent(raw["headers"])
+        draw = self._fleet.draw
+        self._fleet.note_sent(raw["headers"])
         for _ in range(1 + (draw.random() < 0.01)):
             late = draw.uniform(0, 30) if draw.random() < 0.02 else 0
             self._put(next(self._tags), Sent(raw, 0), raw["properties"].get("DelaySeconds", 0) + late)
 
-    def receive(self) -> tuple[str, Sent] | None:
-        while self._coming and self._coming[0][0] <= self.fleet.world.now:
-            at, tag = heappop(self._coming)
-            sent = self.messages.get(tag)
-            if sent is not None and sent.visible_at == at:
-                del self.messages[tag]
-                self.fleet.note_redelivery(tag, sent)
-                new = next(self._tags)
-                return new, self._put(new, replace(sent, received=sent.received + 1), VISIBILITY)
+    def receive(self) -> str | None:
+        while self._coming and self._coming[0][0] <= self._fleet.world.now:
+            visible_at, tag = heappop(self._coming)
+            if tag in self.messages and self.messages[tag].visible_at == visible_at:
+                sent, received = self.messages.pop(tag), next(self._tags)
+                self._fleet.note_redelivery(tag, sent)
+                self._put(received, replace(sent, received=sent.received + 1), VISIBILITY)
+                return received
         return None
 
     def hide(self, tag: str, seconds: float) -> bool:
         """Show it in so many seconds, if it is in flight still."""
-        sent = self.messages.get(tag)
-        is_in_flight = sent is not None and sent.visible_at > self.fleet.world.now
-        if sent is not None and is_in_flight:
-            self._put(tag, sent, seconds)
+        is_in_flight = tag in self.messages and self.messages[tag].visible_at > self._fleet.world.now
+        if is_in_flight:
+            self._put(tag, self.messages[tag], seconds)
         return is_in_flight
 
-    def _put(self, tag: str, sent: Sent, seconds: float) -> Sent:
-        self.messages[tag] = hidden = replace(sent, visible_at=self.fleet.world.now + seconds)
+    def _put(self, tag: str, sent: Sent, seconds: float) -> None:
+        self.messages[tag] = hidden = replace(sent, visible_at=self._fleet.world.now + seconds)
         heappush(self._coming, (hidden.visible_at, tag))
-        return hidden
 
 
 class Sqs(virtual.Channel):
@@ -166,13 +165,12 @@ class Sqs(virtual.Channel):
 
     visibility_timeout = VISIBILITY
     predefined_queues: Mapping[str, Any] = {}
-    canonical_queue_name = staticmethod(str)
 
     def sqs(self, queue: Any) -> "Sqs":
         return self
 
     def _put(self, queue: str, message: Any, **_: Any) -> None:
-        here().ask("broker", partial(here().fleet.broker.send, message))
+        here().ask("broker", partial(here().fleet.queue.send, message))
 
     def _size(self, queue: str) -> int:
         return 0
@@ -180,12 +178,8 @@ class Sqs(virtual.Channel):
     def get_queue_attributes(self, **_: Any) -> Any:
         return here().ask("broker", lambda: {"Attributes": {"VisibilityTimeout": VISIBILITY}})
 
-    def change_message_visibility(self, *, ReceiptHandle: str, VisibilityTimeout: float, **_: Any) -> bool:  # noqa: N803
-        found: bool = here().ask("broker", partial(here().fleet.broker.hide, ReceiptHandle, VisibilityTimeout))
-        return found
-
     def change_message_visibility_batch(self, *, Entries: Any, **_: Any) -> Any:  # noqa: N803
-        hide = here().fleet.broker.hide
+        hide = here().fleet.queue.hide
 
         def change() -> Any:
             gone = [each["Id"] for each in Entries if not hide(each["ReceiptHandle"], each["VisibilityTimeout"])]
@@ -194,17 +188,15 @@ class Sqs(virtual.Channel):
         return here().ask("broker", change)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        broker = here().fleet.broker
-        broker.holders.pop(delivery_tag, None)
-        here().ask("broker", lambda: broker.messages.pop(delivery_tag, None))
+        self._let_go(delivery_tag, partial(here().fleet.queue.messages.pop, delivery_tag, None))
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        broker = here().fleet.broker
-        if not requeue:
-            return self.basic_ack(delivery_tag)
-        broker.holders.pop(delivery_tag, None)
-        here().ask("broker", lambda: broker.hide(delivery_tag, _RETURNED_IN))
-        return None
+        give_back = partial(here().fleet.queue.hide, delivery_tag, _RETURNED_IN)
+        self._let_go(delivery_tag, give_back) if requeue else self.basic_ack(delivery_tag)
+
+    def _let_go(self, tag: str, act: Callable[[], Any]) -> None:
+        here().fleet.queue.holders.pop(tag, None)
+        here().ask("broker", act)
 
 
 class Transport(virtual.Transport):
@@ -239,45 +231,41 @@ class Worker:
     def _run(self) -> None:
         self.keeper.start(self)
         while not self.stops:
-            if len(self.running) + len(self.waiting) > _POOL or not self._receive():
+            if len(self.running) + len(self.waiting) >= 2 * _POOL or not self._receive():
                 wait(self.fleet.draw.uniform(0.5, 1.5))
         for request in list(self.running.values()) if self.stops == "cold" else ():
             request.cancel(self)
         while self.running:
             wait(0.5)
         self.keeper.shutdown(self)
-        returned = [tag for tag, holder in self.fleet.broker.holders.items() if holder is self]
+        returned = [tag for tag, holder in self.fleet.queue.holders.items() if holder is self]
         for tag in returned:
             with suppress(NoAnswer):
                 self.task_consumer.channel.basic_reject(tag, requeue=True)
-        wait(self.fleet.draw.uniform(0, 10))
+        wait(self.fleet.draw.uniform(5, 20))
         self.fleet.note_shutdown(self, returned)
         self.fleet.world.after(0, partial(self.fleet.end, self))
 
     def _receive(self) -> bool:
-        try:
-            tag, sent = self.main.ask("broker", self.fleet.broker.receive) or ("", None)
-        except NoAnswer:
-            return False
-        if sent is not None:
-            self.fleet.broker.holders[tag] = self
-            request = self._request(tag, sent)
+        tag = None
+        with suppress(NoAnswer):
+            tag = self.main.ask("broker", self.fleet.queue.receive)
+        if tag is not None:
+            self.fleet.queue.holders[tag] = self
+            request = self._request(tag, self.fleet.queue.messages[tag].raw)
             task_received.send(sender=self, request=request)
             task_reserved(request)
             self.waiting.append(request)
             self._begin()
-        return sent is not None
+        return tag is not None
 
-    def _request(self, tag: str, sent: Sent) -> Any:
-        task, about = self.app.tasks[sent.raw["headers"]["task"]], {"ApproximateReceiveCount": sent.received}
-        info = {**sent.raw["properties"]["delivery_info"], "sqs_queue": "celery"}
-        info["sqs_message"] = {"ReceiptHandle": tag, "Attributes": about}
-        properties = {**sent.raw["properties"], "delivery_info": info, "delivery_tag": tag}
-        message = virtual.Message({**sent.raw, "properties": properties}, self.task_consumer.channel)
+    def _request(self, tag: str, raw: Any) -> Any:
+        info = {**raw["properties"]["delivery_info"], "sqs_queue": "celery"}
+        properties = {**raw["properties"], "delivery_info": info, "delivery_tag": tag}
+        message = virtual.Message({**raw, "properties": properties}, self.task_consumer.channel)
+        task, options = self.app.tasks[raw["headers"]["task"]], {"hostname": "celery@fleet", "app": self.app}
         settle = {"on_ack": message.ack_log_error, "on_reject": message.reject_log_error}
-        return symbol_by_name(task.Request)(
-            message, **settle, app=self.app, task=task, hostname="celery@fleet", connection_errors=(NoAnswer,)
-        )
+        return symbol_by_name(task.Request)(message, task=task, connection_errors=(NoAnswer,), **options, **settle)
 
     def _begin(self) -> None:
         while self.free and self.waiting and not self.stops:
@@ -291,7 +279,7 @@ class Worker:
         accept_callback(thread, monotonic())
         thread.start()
 
-    def _execute(self, child: Host, act: Act, callback: Any) -> None:
+    def _execute(self, child: Host, act: Callable[[], Any], callback: Any) -> None:
         began, returned = self.fleet.world.now, None
         with suppress(SystemExit):  # it was told to end
             returned = act()
@@ -340,9 +328,9 @@ class Fleet:
     """Everything there is, what happens to it, and what is seen."""
 
     def __init__(self, seed: object, *, workers: int = 50, minutes: float = 60, operations: int = 1000) -> None:
-        self.world = World(seed)
-        self.draw, self.numbers, self.length = self.world.random, count(1), minutes * 60
-        self.store, self.broker = MemoryStore(lambda: round((EPOCH + self.world.now) * 1000)), Broker(self)
+        self.world, self.length = World(seed), minutes * 60
+        self.draw = self.world.random
+        self.store, self.queue = MemoryStore(lambda: round((EPOCH + self.world.now) * 1000)), Queue(self)
         self.workers: list[Worker | None] = [None] * workers
         self.hosts: dict[str, Host] = {}
         self.operations = [self._operation() for _ in range(operations)]
@@ -350,10 +338,9 @@ class Fleet:
         self.counts: Counter[str] = Counter()
         self.history: list[str] = []
         self.problems: list[str] = []
-        self._hindrances: dict[Machine, list[tuple[str, float, float]]] = defaultdict(list)
         self._owners: dict[str, Host] = {}
         self._unfinished: Counter[str] = Counter()
-        self._redelivered: set[int] = set()
+        self._redelivered: set[str] = set()
         self._first_sent: dict[str, float] = {}
 
     def _operation(self) -> Operation:
@@ -381,24 +368,24 @@ class Fleet:
             attempt.step("charge", lambda step: operation.effects.append(step.key))
         else:
             operation.effects.append(str(len(operation.effects)))
-        self.note(f"{here().name} has the effect of {number}")
+        self._note(f"{here().name} has the effect of {number}")
         wait(operation.after)
         return number
 
     def run(self) -> "Fleet":
-        """The hour, and then as long as it takes until all is done, or two hours."""
+        """All of it, and then what it takes until every message is settled, or two hours."""
         with self.world.replacing(), _by_process():
             client = Host(self, Machine(self.world))
             for slot in range(len(self.workers)):
                 self._start(slot, Machine(self.world))
-                self.world.after(self.draw.expovariate(1 / 200), partial(self._strike, slot))
+                self._strike_later(slot)
             for number in range(len(self.operations)):
                 first = self.draw.uniform(0, self.length)
                 for copy in range(self.draw.choices((1, 2, 3), (4, 4, 2))[0]):
                     publisher = Thread(self._publish, (number, copy), process=client)
                     self.world.after(first + copy * self.draw.uniform(0, 60), publisher.start)
             self.world.run(self.length)
-            while self.broker.messages and self.world.now < self.length + 7200:
+            while self.queue.messages and self.world.now < self.length + 7200:
                 self.world.run(self.world.now + 60)
             self._audit()
             for worker in filter(None, self.workers):
@@ -426,14 +413,17 @@ class Fleet:
             machine = self.draw.choice((worker.machine, other))
             self.world.after(self.draw.uniform(1, 60), partial(self._start, worker.slot, machine))
 
+    def _strike_later(self, slot: int) -> None:
+        self.world.after(self.draw.expovariate(1 / 200), partial(self._strike, slot))
+
     def _strike(self, slot: int) -> None:
+        worker, seconds, what = self.workers[slot], self.draw.uniform(1, 150), self.draw.choice(STRIKES)
         if self.world.now > self.length:
             return
-        self.world.after(self.draw.expovariate(1 / 200), partial(self._strike, slot))
-        worker, seconds, what = self.workers[slot], self.draw.uniform(1, 150), self.draw.choice(_STRIKES)
+        self._strike_later(slot)
         if worker is None or worker.machine.resumes_at > self.world.now:
             return
-        self.note(f"worker {slot} is struck: {what}")
+        self._note(f"worker {slot} is struck: {what}")
         self.counts[what] += 1
         match what:
             case "worker killed":
@@ -445,32 +435,21 @@ class Fleet:
                 self.world.after(self.draw.uniform(10, 900), partial(self.end, worker))
             case "date":
                 worker.machine.date_error += self.draw.uniform(-3600, 3600)
-            case "suspended":
-                worker.machine.suspend(seconds)
-        if what in ("suspended", "store", "broker"):
-            self._hindrances[worker.machine].append((what, self.world.now, self.world.now + seconds))
+            case _:
+                worker.machine.hinder(what, seconds)
 
-    def hindered(self, machine: Machine, server: str, begin: float, end: float) -> float:
-        """For how many seconds between these times nothing on ``machine`` could reach ``server``."""
-        return sum(
-            max(0.0, min(end, until) - max(begin, since))
-            for what, since, until in self._hindrances[machine]
-            if what in (server, "suspended")
-        )
-
-    def note(self, what: str) -> None:
+    def _note(self, what: str) -> None:
         self.history.append(f"{self.world.now:.3f} {what}")
 
-    def problem(self, what: str, about: object) -> None:
-        self.note(f"BROKEN {what}: {about}")
+    def _problem(self, what: str, about: object) -> None:
+        self._note(f"BROKEN {what}: {about}")
         self.problems.append(what)
 
     def swap(self, by: Host, new: Record, expected: str | None) -> Record | None:
         """What the store does; each write that wins is looked at."""
-        before = self.store.get(new.key)
-        stored = self.store.swap(new, expected)
+        before, stored = self.store.get(new.key), self.store.swap(new, expected)
         if stored is new:
-            self.note(f"{by.name} writes {new.key[-6:]} {new.status} attempt {new.attempts}")
+            self._note(f"{by.name} writes {new.key[-6:]} {new.status} attempt {new.attempts}")
             self._owners.setdefault(new.owner, by)
             if before is not None and before.status is Status.IN_PROGRESS:
                 self._note_next(by, before, new)
@@ -483,43 +462,41 @@ class Fleet:
         self._unfinished[new.key] += is_takeover or new.status is Status.RELEASED
         until = before.lease_until / 1000 - EPOCH
         is_living = by is not holder and holder.runs == new.key and not holder.is_dead
-        if is_living and self.hindered(holder.machine, "store", until - LEASE, until) < LEASE / 3:
-            self.problem("a living body was taken over", new.key)
+        if is_living and holder.machine.hindered("store", until - LEASE, until) < LEASE / 3:
+            self._problem("a living body was taken over", new.key)
 
     def note_redelivery(self, tag: str, sent: Sent) -> None:
-        if sent.received:
-            self.counts["redeliveries"] += 1
-            self._redelivered.add(int(sent.raw["headers"]["id"].partition(".")[0]))
-        holder, until = self.broker.holders.get(tag), sent.visible_at
-        if holder is None or holder.main.is_dead:
-            return
-        if self.hindered(holder.machine, "broker", until - VISIBILITY, until) < VISIBILITY / 3:
-            self.problem("a message was not held", sent.raw["headers"]["id"])
+        self.counts["redeliveries"] += sent.received > 0
+        holder, until, task_id = self.queue.holders.get(tag), sent.visible_at, sent.raw["headers"]["id"]
+        self._redelivered.update([task_id.partition(".")[0]] if sent.received else [])
+        is_living = holder is not None and not holder.main.is_dead
+        if holder and is_living and holder.machine.hindered("broker", until - VISIBILITY, until) < VISIBILITY / 3:
+            self._problem("a message was not held", task_id)
 
     def note_sent(self, headers: Mapping[str, Any]) -> None:
         conflicts, now = headers.get(CONFLICTS_HEADER, 0), self.world.now
         age = now - self._first_sent.setdefault(headers["id"], now)
         self.counts["conflicts"] += conflicts > 0
         if conflicts > 8 + 2 * log2(1 + age) + age / 15:
-            self.problem("asked too often", f"{headers['id']} {conflicts} times in {age:.0f} s")
+            self._problem("asked too often", f"{headers['id']} {conflicts} times in {age:.0f} s")
 
     def note_delivery(self, child: Host, began: float) -> None:
         self.counts["deliveries"] += 1
         now = self.world.now
-        hindered = [self.hindered(child.machine, each, began, now) for each in ("store", "broker")]
-        if not (child.runs or any(hindered)) and now - began > 20:
-            self.problem("a process was kept from others", f"{now - began:.0f} s")
+        hindered = sum(child.machine.hindered(each, began, now) for each in ("store", "broker"))
+        if not (child.runs or hindered) and now - began > 20:
+            self._problem("a process was kept from others", f"{now - began:.0f} s")
 
     def note_shutdown(self, worker: Worker, returned: list[str]) -> None:
         """Look at what a worker leaves behind that ended when it was told to."""
         now = self.world.now
-        for sent in filter(None, map(self.broker.messages.get, returned)):
-            if sent.visible_at > now + _RETURNED_IN and worker.main.lost_at < now - 60:
-                self.problem("a message was given back and hidden", sent.raw["headers"]["id"])
+        for sent in filter(None, map(self.queue.messages.get, returned)):
+            if sent.visible_at > now + _RETURNED_IN and worker.main.lost_at < now - 30:
+                self._problem("a message was given back and hidden", sent.raw["headers"]["id"])
         for record in self.store.scan(status=Status.IN_PROGRESS):
             holder = self._owners[record.owner]
-            if holder.worker == worker.main.worker and not holder.is_dead and holder.lost_at < now - 60:
-                self.problem("a claim was kept at shutdown", record.key)
+            if holder.worker == worker.main.worker and not holder.is_dead and holder.lost_at < now - 30:
+                self._problem("a claim was kept at shutdown", record.key)
 
     def _audit(self) -> None:
         for number, each in enumerate(self.operations):
@@ -527,26 +504,15 @@ class Fleet:
             record = self.store.get(key)
             status = record.status if record else None
             effects = len(set(each.effects)) if each.promise.keyed else len(each.effects)
-            is_faulted = number in self._redelivered or self._unfinished[key] > 0
+            is_faulted = str(number) in self._redelivered or self._unfinished[key] > 0
             self.counts.update(tasks=1, faulted=is_faulted, unknown=status is Status.UNKNOWN)
             self.counts[f"effects_{min(effects, 2)}"] += 1
             if status not in FINAL:
-                self.problem("stuck", f"{number} {status}")
+                self._problem("stuck", f"{number} {status}")
             elif not each.promise.allows(effects, unknown=status is Status.UNKNOWN):
-                self.problem("too many effects, or too few", f"{number} {effects} {status}")
+                self._problem("too many effects, or too few", f"{number} {effects} {status}")
             elif len(each.effects) > 1 + self._unfinished[key]:
-                self.problem("an effect was repeated without a cause", number)
-
-
-_STRIKES = ("worker killed", "process killed", "warm", "cold", "suspended", "date", "store", "broker")
-_COUNTED = ("tasks", "faulted", "deliveries", "takeovers", "effects_0", "effects_1", "effects_2", "unknown")
-_SETTINGS = {
-    "task_acks_late": True,
-    "task_reject_on_worker_lost": True,
-    "task_publish_retry": False,
-    "broker_pool_limit": 10_000,
-    "broker_transport_options": {"visibility_timeout": VISIBILITY},
-}
+                self._problem("an effect was repeated without a cause", number)
 
 
 @contextmanager
@@ -585,12 +551,12 @@ def _waiting(*_: Any, **__: Any) -> int:
     return 1000
 
 
-def _repeating(record: Record | None, asked: Any, *args: Any, **nonces: Any) -> Any:
-    return decide(record, replace(asked, policy=PROMISES["at least once"].policy), *args, **nonces)
-
-
 def _ignoring_leases(record: Record | None, *args: Any, **nonces: Any) -> Any:
     return decide(record and record.but(lease_until=0), *args, **nonces)
+
+
+def _repeating(record: Record | None, asked: Any, *args: Any, **nonces: Any) -> Any:
+    return decide(record, replace(asked, policy=PROMISES["at least once"].policy), *args, **nonces)
 
 
 FLAWS: Mapping[str, tuple[str, Any, str, Any]] = {
@@ -614,27 +580,22 @@ def hour(seed: object, **size: Any) -> tuple[Mapping[str, int], list[str]]:
 
 
 def flawed(name: str) -> tuple[Mapping[str, int], list[str]]:
-    """As :func:`hour`, of a small fleet with one of the flaws."""
+    """As :func:`hour`, with one of the flaws: of the first of nine small fleets in which it shows."""
     _, whole, attribute, double = FLAWS[name]
     with patch.object(whole, attribute, double):
-        return hour(name, workers=10, minutes=20, operations=200)
+        tried = (hour(f"{name} {number}", workers=10, minutes=20, operations=200) for number in range(9))
+        return next((each for each in tried if each[1]), ({}, []))
 
 
-def rows(hours: Sequence[Any], controls: Mapping[str, Any], seconds: float, seed: int) -> Iterator[Row]:
-    """The hours in a row, and the controls in another."""
-    for system, found in (("celery-idempotent", hours), (CONTROL, list(controls.values()))):
-        counts = sum((Counter(each) for each, _ in found), Counter[str]())
-        problems = [each for _, problems in found for each in problems]
-        yield Row(
-            system=system,
-            store="virtual" if found is hours else f"virtual, {len(controls)} mistakes",
-            promise="all three",
-            campaign="a fleet in virtual time",
-            faults={each: counts[each] for each in _STRIKES},
-            healed=None,
-            stuck=problems.count("stuck"),
-            violations=len(problems),
-            seconds=seconds,
-            seed=seed,
-            **{each: counts[each] for each in _COUNTED},
-        )
+def row(found: list[tuple[Mapping[str, int], list[str]]], **named: Any) -> Row:
+    """What was found in many hours, for the table."""
+    counts, problems = Counter[str](), [each for _, problems in found for each in problems]
+    for each, _ in found:
+        counts.update(each)
+    counted = {name: counts[name] for name in _COUNTED}
+    faults = {name: counts[name] for name in (*STRIKES, "redeliveries", "conflicts")}
+    common = {"store": "virtual", "promise": "all three", "campaign": "a fleet in virtual time", "healed": None}
+    return Row(**{**common, **counted, **named}, faults=faults, stuck=problems.count("stuck"), violations=len(problems))
+
+
+_COUNTED = ("tasks", "faulted", "deliveries", "takeovers", "effects_0", "effects_1", "effects_2", "unknown")

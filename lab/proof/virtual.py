@@ -76,10 +76,20 @@ class Machine:
     date_error: float = 0.0
     resumes_at: float = 0.0
     stood: float = 0.0
+    hindrances: list[tuple[str, float, float]] = field(default_factory=list)
 
-    def suspend(self, seconds: float) -> None:
-        self.stood += seconds * (not self.counts_suspend)
-        self.resumes_at = self.world.now + seconds
+    def hinder(self, what: str, seconds: float) -> None:
+        """Suspend it, if ``what`` says so, or have it not reach ``what``, for so long."""
+        self.hindrances.append((what, self.world.now, self.world.now + seconds))
+        if what == "suspended":
+            self.stood += seconds * (not self.counts_suspend)
+            self.resumes_at = self.world.now + seconds
+
+    def hindered(self, server: str, begin: float, end: float = 0.0) -> float:
+        """For how many seconds between these times, or at the first, nothing on it could reach ``server``."""
+        end = end or begin + 1e-6
+        spans = [(since, until) for what, since, until in self.hindrances if what in (server, "suspended")]
+        return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in spans)
 
 
 @dataclass(eq=False)
@@ -174,8 +184,7 @@ class Lock:
     def locked(self) -> bool:
         return self._is_held
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -48,6 +48,6 @@ def test_suspended_machine_stands(counts_suspend: bool, read: float) -> None:
         seen.extend((world.now, monotonic()))
 
     Thread(look, process=Process(machine)).start()
-    world.after(1, lambda: machine.suspend(10))
+    world.after(1, lambda: machine.hinder("suspended", 10))
     world.run(60)
     assert seen == pytest.approx([11, read], abs=1e-3)
