@@ -469,7 +469,7 @@ class Fleet:
         self.counts["redeliveries"] += sent.received > 0
         holder, until, task_id = self.queue.holders.get(tag), sent.visible_at, sent.raw["headers"]["id"]
         self._redelivered.update([task_id.partition(".")[0]] if sent.received else [])
-        is_living = holder is not None and not holder.main.is_dead
+        is_living = holder is not None and not holder.main.is_dead and holder.stops != "cold"
         if holder and is_living and holder.machine.hindered("broker", until - VISIBILITY, until) < VISIBILITY / 3:
             self._problem("a message was not held", task_id)
 
@@ -502,14 +502,15 @@ class Fleet:
         for number, each in enumerate(self.operations):
             key = self.app.tasks[each.promise.name].idempotency_key_for(number)
             record = self.store.get(key)
-            status = record.status if record else None
-            effects = len(set(each.effects)) if each.promise.keyed else len(each.effects)
+            status, promise = record.status if record else None, each.promise
+            effects = len(set(each.effects)) if promise.keyed else len(each.effects)
             is_faulted = str(number) in self._redelivered or self._unfinished[key] > 0
             self.counts.update(tasks=1, faulted=is_faulted, unknown=status is Status.UNKNOWN)
             self.counts[f"effects_{min(effects, 2)}"] += 1
-            if status not in FINAL:
+            is_poison = record is not None and record.takeovers == promise.policy.max_takeovers
+            if status not in FINAL or (status is Status.UNKNOWN and not (promise.doubtful or is_poison)):
                 self._problem("stuck", f"{number} {status}")
-            elif not each.promise.allows(effects, unknown=status is Status.UNKNOWN):
+            elif effects < (status is not Status.UNKNOWN) or effects > (promise.most or effects):
                 self._problem("too many effects, or too few", f"{number} {effects} {status}")
             elif len(each.effects) > 1 + self._unfinished[key]:
                 self._problem("an effect was repeated without a cause", number)
