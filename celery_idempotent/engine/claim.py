@@ -100,10 +100,8 @@ def claim(store: Store, operation: Operation) -> Run | Answer:
     """
     seen: Record | None = None
     owner = new_nonce()
-    for _ in range(MAX_RACES):
-        # The first write's revision can be its owner: both are of this attempt alone.
-        revision = owner if seen is None else new_nonce()
-        decision = decide(seen, operation, store.now(), owner=owner, revision=revision)
+    for race in range(MAX_RACES):
+        decision = decide(seen, operation, store.now(), owner=owner, revision=f"{owner}.{race}")
         if not isinstance(decision, _TO_WRITE):
             return decision
         if seen is not None and isinstance(decision, Run):
@@ -245,7 +243,7 @@ class Claim:
         self._until, self._is_stopped, self.is_underway = until, is_stopped, is_underway
         self._told_late = threading.Lock()  # taken once, for good, so that one thread tells
         # An attempt ends once, and has one revision for that, however often it is written.
-        self._last = new_nonce()
+        self._last = f"{record.owner}.end"
         #: Seconds for which a final write is tried.
         self.patience = max(self.lease, _CONFIRM_FOR)
         # The heartbeat renews while the body's thread settles; each write must expect the other's revision.
@@ -278,7 +276,7 @@ class Claim:
 
     def end_body(self) -> None:
         """The body has ended: unless it was late, its deadline counts no more, however long its outcome takes."""
-        if not self.is_late():
+        if self.late_at != inf and not self.is_late():
             self.late_at = inf
 
     @property

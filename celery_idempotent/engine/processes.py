@@ -20,17 +20,20 @@ from typing import NamedTuple
 _PROC = Path("/proc")
 
 
-@cache
 def this_process() -> str:
     """This process, for others to tell whether it is gone; empty where that could not be told."""
-    pid = os.getpid()
+    return _named(os.getpid())
+
+
+@cache
+def _named(pid: int) -> str:
     stat = _stat(pid)
     return f"{_machine()}:{pid}:{stat.begun}" if stat and _machine() else ""
 
 
 def _forget() -> None:
     # A child can have the pid of an ancestor that is gone, and other namespaces than its parent.
-    this_process.cache_clear()
+    _named.cache_clear()
     _machine.cache_clear()
 
 

@@ -49,6 +49,8 @@ def report(
     if task and main not in ("", event.done_in) and task.name not in _shared:
         _shared.add(task.name)  # two services that have a task of the same name in one store suppress each other
         say(logger.warning, "another_app", task=task.name, app=main, done_in=event.done_in, key=event.key)
+    if not SIGNALS[event.name].receivers:
+        return
     # What was postponed has waited, by clocks of two workers, until it may run or is answered.
     is_over = event.name is EventName.CLAIMED or (event.name in _ANSWERED and event.done_by is not None)
     since = waiting_since(headers or {}) if is_over else None

@@ -83,9 +83,10 @@ class Codec:
         """The value that was encoded; raises ``DecodeError``, or ``ContentDisallowed``, which are kombu's."""
         if not encoded.data and encoded.content_type != _NEVER_ENCODED:
             raise DecodeError("it is empty")  # kombu would give it back as it is
-        if _is_bare_json(encoded) and _is_kombus_json():
+        text = encoded.data
+        if isinstance(text, str) and encoded.content_type == _JSON and _is_bare(text) and _is_kombus_json():
             try:
-                return _FROM_JSON(str(encoded.data))
+                return _FROM_JSON(text)
             except (ValueError, RecursionError):
                 pass  # kombu says what is wrong
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
@@ -187,10 +188,9 @@ def as_bytes(data: str | bytes) -> bytes:
     return data.encode(*ANY_TEXT) if isinstance(data, str) else data
 
 
-def _is_bare_json(encoded: Encoded) -> bool:
-    """Whether this is JSON in which no marker can be, however it is written."""
-    text = encoded.data
-    return encoded.content_type == _JSON and isinstance(text, str) and "__" not in text and "\\" not in text
+def _is_bare(json: str) -> bool:
+    """Whether no marker can be in it, however that is written."""
+    return "__" not in json and "\\" not in json
 
 
 def _again(act: Callable[[], T]) -> T:

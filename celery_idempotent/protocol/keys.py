@@ -86,11 +86,11 @@ class CallSignature:
         defaults = self._defaults
         if defaults is None or len(args) > len(defaults):
             return None
-        by_position = dict(zip(defaults, args, strict=False))
-        arguments: Any = {**defaults, **by_position, **kwargs}
+        given = {**dict(zip(defaults, args, strict=False)), **kwargs} if args else kwargs
+        arguments: Any = {**defaults, **given}
         is_wrong = (
             len(arguments) > len(defaults)
-            or not by_position.keys().isdisjoint(kwargs)
+            or len(given) < len(args) + len(kwargs)
             or id(inspect.Parameter.empty) in map(id, arguments.values())  # nothing of the author's compares here
         )
         return None if is_wrong else inspect.BoundArguments(self.signature, arguments)

@@ -39,7 +39,7 @@ class Record:
 
     key: str
     status: Status
-    #: Fresh random nonce on every write; the only thing ``swap`` compares.
+    #: Made for every write and for no other; the only thing ``swap`` compares.
     revision: str
     #: Nonce of the attempt that owns or owned the key. Never the task id: a redelivery shares that. Empty where a
     #: publisher has written the record, and nobody has claimed it since.

@@ -1,5 +1,6 @@
 """A store in this process's memory: for tests, the explorer, and workers with one process."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,19 +8,18 @@ from itertools import islice
 from typing import Any, Self
 
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.stores.forks import PerProcess
 
 
 class MemoryStore:
     """Keeps records in a dict under one lock. Nothing outlives the process, and no other process sees it."""
+
+    _lock = threading.RLock()
 
     def __init__(self, now: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self.now = now
         #: The writes of every :meth:`swap_with` that won, in order; for tests to look at.
         self.committed: list[Mapping[str, Any]] = []
         self._records: dict[str, Record] = {}
-        # A process forked while a thread holds the lock could never take its copy.
-        self._lock = PerProcess(threading.Lock)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -34,7 +34,7 @@ class MemoryStore:
 
     def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
         """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; ``writes`` are kept and go nowhere."""
-        with self._lock():
+        with self._lock:
             stored = self._records.get(new.key)
             if (stored.revision if stored else None) != expected:
                 return stored
@@ -43,19 +43,19 @@ class MemoryStore:
             return new
 
     def get(self, key: str) -> Record | None:
-        with self._lock():
+        with self._lock:
             return self._records.get(key)
 
     def scan(
         self, *, status: Status | None = None, task: str | None = None, label: str | None = None
     ) -> Iterator[Record]:
-        with self._lock():
+        with self._lock:
             records = list(self._records.values())
         wanted = ((status, "status"), (task, "task"), (label, "label"))
         return (each for each in records if all(value in (None, getattr(each, name)) for value, name in wanted))
 
     def delete(self, key: str, expected: str) -> bool:
-        with self._lock():
+        with self._lock:
             stored = self._records.get(key)
             if stored is None or stored.revision != expected:
                 return False
@@ -64,7 +64,7 @@ class MemoryStore:
 
     def purge(self, limit: int) -> int:
         now = self.now()
-        with self._lock():
+        with self._lock:
             past = (
                 each.key
                 for each in self._records.values()
@@ -80,3 +80,8 @@ class MemoryStore:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+# A process forked while another thread holds the lock could never take its copy.
+_lock = MemoryStore._lock
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)

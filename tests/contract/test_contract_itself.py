@@ -51,7 +51,7 @@ class Wrong(MemoryStore):
     def reopened(self) -> "Wrong":
         """Another instance over the same records."""
         other = Wrong(**self.verbs)
-        other._records, other._lock, other.notes = self._records, self._lock, self.notes
+        other._records, other.notes = self._records, self.notes
         return other
 
 

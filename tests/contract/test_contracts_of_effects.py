@@ -60,7 +60,7 @@ class Database(MemoryStore):
             return stored
         if self.flaw == "checks, then acts":
             time.sleep(_BESIDE)
-        with self._lock():
+        with self._lock:
             stored = self._records.get(new.key)
             if _revision(stored) != expected and self.flaw not in {"checks, then acts", "writes over others"}:
                 return stored
@@ -96,7 +96,7 @@ class Database(MemoryStore):
             free = self._free(limit)
             time.sleep(_BESIDE / 10)
             return self._held(free, hold)
-        with self._lock():
+        with self._lock:
             return self._held(self._free(limit), hold)
 
     def _free(self, limit: int) -> list[int]:

@@ -24,7 +24,7 @@ from celery.states import FAILURE
 from celery.utils.imports import symbol_by_name
 from kombu.utils.uuid import uuid
 
-from celery_idempotent.engine.attempt import Attempt, executed_by, execution, passing
+from celery_idempotent.engine.attempt import executed_by, execution, passing
 from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, Delivery
 from celery_idempotent.engine.events import Event, EventName
@@ -172,7 +172,8 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def idempotency_identity(self, args: Any, kwargs: Any, *, headers: Mapping[str, Any], task_id: str) -> Identity:
         """The identity of a delivery with these arguments, as they came off the wire; raises as above."""
-        policy, scope = self.idempotency_policy, self._scope
+        policy = self.idempotency_policy
+        scope = runtime_of(self.app).scope_of(policy, self.name)
         carried = wire.identity_in(headers, scope, task_id)
         if carried is not None:
             # The header has no label: it is clear text, and the arguments tell it again.
@@ -239,7 +240,8 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
     def _call_as_function(self, layer: type, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A direct call, or a body that calls itself: a function call, which no claim protects."""
         identity = self._identity_of_call(args, kwargs)
-        with executed_by(self._attempt(None, identity), self.name, context.arrival_of(self.request), layer):
+        attempt = attempt_of(runtime_of(self.app), self.idempotency_policy, identity, None)
+        with executed_by(attempt, self.name, context.arrival_of(self.request), layer):
             return call(*args, **kwargs)
 
     def _identity_of_call(self, args: Any, kwargs: Any) -> Callable[[], Identity]:
@@ -256,9 +258,11 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
         arrival: context.DeliveryContext | None = None,
         items: context.DeliveryContext | None = None,
     ) -> Body:
+        policy = self.idempotency_policy
+
         def body(claim: Claim | None) -> Any:
-            given = args, kwargs
-            with executed_by(self._attempt(claim, identity), self.name, arrival, layer, items):
+            given, attempt = (args, kwargs), attempt_of(runtime_of(self.app), policy, identity, claim)
+            with executed_by(attempt, self.name, arrival, layer, items):
                 try:
                     if arrival is not None:
                         arrival.body_began = True
@@ -273,7 +277,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             if claim is not None:
                 if arrival is not None and arrival.is_retried:
                     raise _Retried(value)
-                if self.idempotency_policy.mode == "enforce":
+                if policy.mode == "enforce":
                     binding.refuse_unfinished(value, self.name)
             return value
 
@@ -386,19 +390,17 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             cls._call_signature = CallSignature(binding.body_signature(cls), binding.conversion(cls))
         return cls._call_signature
 
-    def _attempt(self, claim: Claim | None, identity: Callable[[], Identity]) -> Attempt:
-        return attempt_of(runtime_of(self.app), self.idempotency_policy, identity, claim)
-
     def _delivery(self, executed: Task, request: Context, identity: Callable[[], Identity]) -> Delivery:
+        runtime, policy = runtime_of(self.app), self.idempotency_policy
+        tell = partial(_report, self, request, policy.mode == "observe")
         try:
             known = identity()
         except KeyMissing as error:
-            _report(self, request, Event(EventName.KEY_MISSING, "", None, str(error)))
+            tell(Event(EventName.KEY_MISSING, "", None, str(error)))
             raise
-        runtime = runtime_of(self.app)
         operation = Operation(
             identity=known,
-            policy=self.idempotency_policy,
+            policy=policy,
             task=self.name,
             task_id=(request.id or "") if executed is self else f"{request.id}{ITEM}",
             worker=request.hostname or "",
@@ -407,11 +409,10 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             trace=events.read_trace(),
             grace=runtime.grace,
         )
-        return delivery_of(runtime, operation, _CONTROL_FLOW, partial(_report, self, request))
+        return delivery_of(runtime, operation, _CONTROL_FLOW, tell)
 
 
-def _report(task: IdempotentMixin, request: Context, event: Event) -> None:
-    observed = task.idempotency_policy.mode == "observe"
+def _report(task: IdempotentMixin, request: Context, observed: bool, event: Event) -> None:
     if event.name in _ANSWERS and not observed and (arrival := context.arrival_of(request)) is not None:
         arrival.is_answered = True
     events.report(task, request.id, event, observed=observed, headers=request.headers or {})
