@@ -87,6 +87,15 @@ class Ledger:
             os.close(file)
 
 
+def is_first(mark: Path) -> bool:
+    """Whether nobody asked about that mark before, in whatever process."""
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def _parse(line: bytes) -> Row | None:
     try:
         return Row(**json.loads(line))

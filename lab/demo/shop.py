@@ -22,7 +22,7 @@ from celery import Celery, current_task
 from celery_idempotent import IdempotentTask, Policy, current_attempt
 from lab.demo.gateway import Gateway
 from lab.demo.settings import BACKOFF, LEASE, SLOW_BODY, Settings
-from lab.ledger import Ledger
+from lab.ledger import Ledger, is_first
 from lab.witness import note, observe
 
 CHARGE, STOCK, MAIL = "charge_card", "reserve_stock", "send_receipt"
@@ -110,19 +110,12 @@ class Shop:
         """Kill or delay this process, if that is the fate of the order here. May not return."""
         task = _short(current_task)
         share = KILLS.get((task, point))
-        if share and _is_hit(_number(order), share) and self._is_first(f"{task}-{point}-{order}"):
+        if share and _is_hit(_number(order), share) and is_first(self._marks / f"{task}-{point}-{order}"):
             self._note("kill", point)
             os.kill(os.getpid(), signal.SIGKILL)
         is_slow = (task, point) == (CHARGE, "before") and _is_hit(_number(order), SLOW)
-        if is_slow and any(self._is_first(f"slow-{order}-{run}") for run in range(SLOW_RUNS)):
+        if is_slow and any(is_first(self._marks / f"slow-{order}-{run}") for run in range(SLOW_RUNS)):
             time.sleep(SLOW_BODY)
-
-    def _is_first(self, name: str) -> bool:
-        try:
-            (self._marks / name).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
 
 
 def _stamp() -> tuple[int, int]:

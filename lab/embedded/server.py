@@ -9,13 +9,12 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
+
+import psutil
 
 from lab import tether
 from lab.folders import OwnedFolder
-
-if TYPE_CHECKING:
-    import psutil
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 60.0
@@ -41,8 +40,6 @@ class Server(ABC):
 
     @property
     def pids(self) -> list[int]:
-        import psutil
-
         if self._process is None:
             return []
         parent = psutil.Process(self._process.pid)
@@ -55,7 +52,7 @@ class Server(ABC):
         return self._folder.path
 
     def __enter__(self) -> Self:
-        if missing := self.missing() or package("psutil"):
+        if missing := self.missing():
             raise RuntimeError(f"{type(self).__name__}: {missing}")
         if self._wanted_port and accepts(self._wanted_port):
             taken = f"port {self._wanted_port} is taken by {_listener(self._wanted_port)}"
@@ -139,8 +136,6 @@ def _family(pid: int) -> list[psutil.Process]:
 
     Each parent is stopped before it is asked for its children, so there will be no further ones.
     """
-    import psutil
-
     try:
         process = psutil.Process(pid)
         process.suspend()
@@ -151,8 +146,6 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _end(family: list[psutil.Process]) -> None:
-    import psutil
-
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -161,8 +154,6 @@ def _end(family: list[psutil.Process]) -> None:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    import psutil
-
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)  # which its parent has not looked at yet
     except psutil.NoSuchProcess:
@@ -175,8 +166,6 @@ def package(module: str, distribution: str | None = None) -> str | None:
 
 
 def _listener(port: int) -> str:
-    import psutil
-
     with contextlib.suppress(psutil.Error):  # not everybody may ask, nor about everybody
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:

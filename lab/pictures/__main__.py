@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from lab.pictures.every import FOLDER, PICTURES
+from collections.abc import Callable, Mapping
+
+from lab.pictures import rooms, tools
+from lab.pictures.pages import DOCS
+
+FOLDER = DOCS / "pictures"
+
+PICTURES: Mapping[str, Callable[[], str]] = {"which-tool": tools.draw, "rooms": rooms.draw}
+"""By the name of the file."""
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():

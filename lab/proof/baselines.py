@@ -39,7 +39,7 @@ from lab.demo.settings import BACKOFF, LEASE, Settings
 from lab.embedded import REGION, EmbeddedAws, EmbeddedRedis
 from lab.fleet import Fleet, Freezer, Timeout, until
 from lab.folders import temporary_folder
-from lab.ledger import Ledger, rows_in
+from lab.ledger import Ledger, is_first, rows_in
 from lab.ledger import Row as LedgerRow
 from lab.proof.audit import deliveries, judge_effects
 from lab.proof.jobs import Progress
@@ -285,11 +285,7 @@ class _Body:
         self._ledger.append(LedgerRow(what=what, order=operation))
 
     def _is_first(self, what: str, operation: str) -> bool:
-        try:
-            (self._folder / f"{what}-{operation}").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
+        return is_first(self._folder / f"{what}-{operation}")
 
 
 def _make_app(system: System, settings: Settings, locks: str) -> Celery:

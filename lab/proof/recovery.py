@@ -36,7 +36,7 @@ from celery_idempotent.protocol.record import Status
 from lab.demo.settings import Settings
 from lab.fleet import Fleet, until
 from lab.folders import temporary_folder
-from lab.ledger import Ledger, Row
+from lab.ledger import Ledger, Row, is_first
 from lab.proof.audit import judge_effects
 from lab.proof.jobs import Progress
 from lab.proof.verdicts import PROMISES
@@ -270,8 +270,7 @@ def _make_app(system: System, settings: Settings, lease: float) -> Celery:
     def execute(operation: str) -> None:
         task_id = current_task.request.id
         ledger.append(Row(what="run", order=operation, task_id=task_id))
-        if not (settings.folder / operation).exists():
-            (settings.folder / operation).touch()
+        if is_first(settings.folder / operation):
             time.sleep(600)
         ledger.append(Row(what="effect", order=operation, task_id=task_id))
 

@@ -41,7 +41,7 @@ from celery_idempotent.stores.sql.drivers import _DRIVERS
 from celery_idempotent.stores.sql.schema import OUTBOX, TABLE
 from celery_idempotent.stores.sql.store import SQLStore
 from celery_idempotent.testing.effects import Promise, assert_effect_once
-from lab.pictures.every import FOLDER, PICTURES
+from lab.pictures.__main__ import FOLDER, PICTURES
 from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, DOCUMENTS, ROOT, code, execute_block, table, words
 from tests.support.layers import FLOORS, MAY_USE, MODULES
