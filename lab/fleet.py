@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from lab import tether
+from lab.ledger import Ledger
 
 POLL = 0.2
 WORKER_NAME = "PROOF_WORKER"
@@ -68,6 +69,11 @@ class Fleet:
         for process in self._processes.values():
             tether.kill(process)
         self._processes.clear()
+
+    def until_ready(self, timeout: float) -> None:
+        """Wait until every one of them has noted in its folder that it is; raises Timeout."""
+        ledger = Ledger(self.folder / "ledger.jsonl")
+        until(lambda: [row.what for row in ledger.rows()].count("ready") == len(self.names), "the workers", timeout)
 
     def dead(self) -> list[str]:
         return [name for name, process in self._processes.items() if process.poll() is not None]

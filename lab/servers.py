@@ -77,6 +77,11 @@ class Servers:
             return None
         return self._store
 
+    @property
+    def pids(self) -> list[int]:
+        """All processes of the servers that are one each."""
+        return [pid for each in {self._store, self._broker} if isinstance(each, Server) for pid in each.pids]
+
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as starting:

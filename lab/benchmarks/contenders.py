@@ -33,7 +33,7 @@ from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.dynamodb.store import DynamoDBStore
 from lab.benchmarks.environment import Servers
 
-POWERTOOLS_TABLE = "benchmark-powertools"
+_POWERTOOLS_TABLE = "powertools"
 _WORKER, _TASK_ID = "celery@benchmark", "0b8d1a5e-7c2f-4a52-9d0c-6f6f3b1f4a11"
 
 
@@ -174,27 +174,32 @@ class BareBoto3:
         return result
 
 
+def powertools(client: Any, body: Callable[..., Any], argument: str, seconds: int, **options: Any) -> Any:
+    """The body under AWS Powertools, in a Lambda context with so many seconds left, so that it has a lease."""
+    with suppress(client.exceptions.ResourceInUseException):  # somebody was here before
+        client.create_table(
+            TableName=_POWERTOOLS_TABLE,
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        )
+    client.get_waiter("table_exists").wait(TableName=_POWERTOOLS_TABLE)
+    config = IdempotencyConfig(**options)
+    context: Any = SimpleNamespace(get_remaining_time_in_millis=lambda: seconds * 1000)
+    config.register_lambda_context(context)
+    layer = DynamoDBPersistenceLayer(_POWERTOOLS_TABLE, boto3_client=client)
+    decorate: Any = idempotent_function(data_keyword_argument=argument, persistence_store=layer, config=config)
+    return decorate(body)
+
+
 class Powertools:
-    """AWS Powertools Idempotency: its cache off, a Lambda context registered so that it has a lease."""
+    """AWS Powertools Idempotency, its cache off."""
 
     name = "Powertools"
 
     def __init__(self, servers: Servers) -> None:
         client = servers.session().client("dynamodb", endpoint_url=servers.dynamodb)
-        with suppress(client.exceptions.ResourceInUseException):  # of an earlier run on a lasting server
-            client.create_table(
-                TableName=POWERTOOLS_TABLE,
-                BillingMode="PAY_PER_REQUEST",
-                AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
-                KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
-            )
-        client.get_waiter("table_exists").wait(TableName=POWERTOOLS_TABLE)
-        config = IdempotencyConfig(use_local_cache=False)
-        context: Any = SimpleNamespace(get_remaining_time_in_millis=lambda: 60_000)
-        config.register_lambda_context(context)
-        layer = DynamoDBPersistenceLayer(POWERTOOLS_TABLE, boto3_client=client)
-        decorate: Any = idempotent_function(data_keyword_argument="order", persistence_store=layer, config=config)
-        self._charge = decorate(_charge)
+        self._charge = powertools(client, _charge, "order", 60, use_local_cache=False)
 
     def delivery(self, number: int) -> Callable[[], object]:
         sent = order(number)

@@ -3,7 +3,7 @@
 Every operation meets one fate: published or delivered twice, its child killed before or after the effect, a body that
 outlives the visibility timeout, or a child that stands still for longer than any lease. The effect is a plain one, a
 row in a ledger, except where the system's name says that it honours a key. Each system is set up as its own
-documentation says. The peers are installed into a folder of the run, as nothing else here needs them.
+documentation says.
 
 `celery -A lab.proof.baselines worker`, configured by the environment of `lab.demo.settings` and `SYSTEM`, executes.
 """
@@ -12,27 +12,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import boto3
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, Policy, current_attempt, open_store
+from lab.benchmarks.contenders import powertools
 from lab.demo.gateway import Gateway
 from lab.demo.queues import queue_length
 from lab.demo.settings import BACKOFF, LEASE, Settings
@@ -50,22 +49,20 @@ from lab.witness import observe
 SYSTEM, LOCKS = "BASELINE_SYSTEM", "BASELINE_LOCKS"
 """The environment variables that say under which system a worker runs the body, and the URL of its locks."""
 
-PEERS = ("celery-once==3.0.1", "celery-singleton==0.3.1")
 EACH = 10
 """Operations of each fate."""
 
-WORKERS = 2
+WORKERS = ("worker-0", "worker-1")
 CHILDREN = 14  # enough that slow and stopped bodies keep nobody waiting
 SLOW = 12.0
 """Seconds; longer than the visibility timeout and every lease that is not renewed."""
 
-LONGEST_BODY = 15.0
+LONGEST_BODY = 15
 """Seconds that a body is said to take at most, where a system asks for it."""
 
 STOPPED_FOR = LONGEST_BODY + 10
 START_TIMEOUT = 120.0
 DRAIN_TIMEOUT = 240.0
-POWERTOOLS_TABLE = "powertools"
 _ACCOUNT: dict[str, Any] = {"region_name": REGION, "aws_access_key_id": "test", "aws_secret_access_key": "test"}
 
 
@@ -102,28 +99,9 @@ class Fate(StrEnum):
 
 def run(seed: int, progress: Progress, systems: Sequence[System] = tuple(System)) -> list[Row]:
     """Run the campaign on every system, one after the other: a row per system and fate; the seed orders the load."""
-    rows = []
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(temporary_folder())
-        aws = stack.enter_context(EmbeddedAws())
-        locks = stack.enter_context(EmbeddedRedis()).url
-        # Their own dependencies, celery and redis, are here already, and in the versions under test.
-        peers = folder / "peers"
-        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(peers), *PEERS)
-        subprocess.run(pip, check=True)
-        sys.path.append(str(peers))
-        stack.callback(sys.path.remove, str(peers))
-        boto3.client("dynamodb", endpoint_url=aws.endpoint, **_ACCOUNT).create_table(
-            TableName=POWERTOOLS_TABLE,
-            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
-            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
-            BillingMode="PAY_PER_REQUEST",
-        )
-        for number, system in enumerate(systems):
-            place = folder / f"{number}"
-            place.mkdir()
-            rows += _campaign(system, seed, aws, locks, peers, place, progress)
-    return rows
+    with temporary_folder() as folder, EmbeddedAws() as aws, EmbeddedRedis() as locks:
+        tried = (_campaign(system, seed, aws, locks.url, folder / system.name, progress) for system in systems)
+        return list(itertools.chain.from_iterable(tried))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,42 +128,36 @@ def _load(seed: int) -> list[_Operation]:
 
 
 def _campaign(
-    system: System, seed: int, aws: EmbeddedAws, locks: str, peers: Path, folder: Path, progress: Progress
-) -> list[Row]:
-    began = time.monotonic()
-    queue = f"baselines-{system.name.lower().replace('_', '-')}"
+    system: System, seed: int, aws: EmbeddedAws, locks: str, folder: Path, progress: Progress
+) -> Iterator[Row]:
+    progress(system)
+    began, load = time.monotonic(), _load(seed)
     # Every system starts with an empty table: the operations have the same names in all of them.
+    queue = f"baselines-{system.name.lower().replace('_', '-')}"
     store = aws.endpoint if system is System.POWERTOOLS else aws.store_url(queue)
     if system is not System.POWERTOOLS:
         open_store(store).provision()
     settings = Settings(broker_url=aws.broker_url, store_url=store, folder=folder, queue=queue)
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(peers))))
-    environ = {**settings.environ(), SYSTEM: system, LOCKS: locks, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
-    names = [f"worker-{number}" for number in range(WORKERS)]
-    with contextlib.ExitStack() as stack:
+    environ = {**settings.environ(), SYSTEM: system, LOCKS: locks, "PYTHONWARNINGS": "ignore"}
+    app = _make_app(system, settings, locks)
+    fleet = Fleet("lab.proof.baselines", WORKERS, children=CHILDREN, environ=environ, folder=folder)
+    with contextlib.ExitStack() as stack, contextlib.closing(app), fleet:
         freezer = Freezer()
         stack.callback(freezer.thaw)
-        fleet = Fleet("lab.proof.baselines", names, children=CHILDREN, environ=environ, folder=folder)
-        stack.enter_context(fleet)
-        app = _make_app(system, settings, locks)
-        stack.callback(app.close)
-        trial = _Trial(_load(seed), aws, settings, fleet, freezer, app)
-        progress(system)
         try:
-            trial.run()
+            _Trial(load, settings, fleet, freezer, app).run()
         except Timeout:
             progress(f"{system}: not quiet after {DRAIN_TIMEOUT:g} s")
-        rows = rows_in(folder)
-    seconds = round(time.monotonic() - began, 1)
-    return [_row(system, fate, trial.load, rows, seed=seed, seconds=seconds) for fate in Fate]
+    rows, seconds = rows_in(folder), round(time.monotonic() - began, 1)
+    for fate in Fate:
+        yield _row(system, fate, load, rows, seed=seed, seconds=seconds)
 
 
 @dataclass
 class _Trial:
     """One system while it is tried."""
 
-    load: list[_Operation]
-    aws: EmbeddedAws
+    load: Sequence[_Operation]
     settings: Settings
     fleet: Fleet
     freezer: Freezer
@@ -195,12 +167,7 @@ class _Trial:
 
     def run(self) -> None:
         """Publish everything, strike, wait until the queue is empty; raises Timeout if it never is."""
-        folder = self.settings.folder
-        until(
-            lambda: sum(row.what == "ready" for row in rows_in(folder)) == WORKERS,
-            "the workers to start",
-            START_TIMEOUT,
-        )
+        self.fleet.until_ready(START_TIMEOUT)
         for operation in self.load:
             self._publish(operation)
         until(self._is_over, "the queue to run empty", DRAIN_TIMEOUT)
@@ -231,7 +198,7 @@ class _Trial:
             self._later.pop(operation)()
         # The queue can be empty while a copy whose message is gone still has its effect before it.
         busy = any(each.ended == float("inf") and self.fleet.owns(each.pid) for each in deliveries(rows))
-        return not busy and not self._later and not queue_length(self.aws.endpoint, self.settings.queue)
+        return not busy and not self._later and not queue_length(self.settings.broker_url, self.settings.queue)
 
 
 def _row(
@@ -334,25 +301,15 @@ def _make_app(system: System, settings: Settings, locks: str) -> Celery:
 @functools.cache
 def _powertools(body: _Body, settings: Settings) -> Any:
     """Made at the first call, so after the fork: one client for each process."""
-    from aws_lambda_powertools.utilities.idempotency import (
-        DynamoDBPersistenceLayer,
-        IdempotencyConfig,
-        idempotent_function,
-    )
-
-    # Its documentation, "Idempotency": event_key_jmespath for a subset, raise_on_no_idempotency_key to make a
-    # key required, register_lambda_context so that an invocation that died does not block for an hour.
-    config = IdempotencyConfig(event_key_jmespath="operation", raise_on_no_idempotency_key=True)
-    context: Any = SimpleNamespace(get_remaining_time_in_millis=lambda: round(LONGEST_BODY * 1000))
-    config.register_lambda_context(context)
-    client = boto3.client("dynamodb", endpoint_url=settings.store_url, **_ACCOUNT)
-    layer = DynamoDBPersistenceLayer(table_name=POWERTOOLS_TABLE, boto3_client=client)
 
     def execute(payload: dict[str, str]) -> str:
         return body(payload["operation"], payload["fate"])
 
-    decorate: Any = idempotent_function(data_keyword_argument="payload", persistence_store=layer, config=config)
-    return decorate(execute)
+    # Its documentation, "Idempotency": event_key_jmespath for a subset, raise_on_no_idempotency_key to make a
+    # key required, a Lambda context so that an invocation that died does not block for an hour.
+    options: dict[str, Any] = {"event_key_jmespath": "operation", "raise_on_no_idempotency_key": True}
+    client = boto3.client("dynamodb", endpoint_url=settings.store_url, **_ACCOUNT)
+    return powertools(client, execute, "payload", LONGEST_BODY, **options)
 
 
 if SYSTEM in os.environ:

@@ -43,18 +43,17 @@ from celery_idempotent.testing.stores import Fault
 from lab.demo.gateway import Gateway
 from lab.demo.queues import queue_length
 from lab.demo.settings import BACKOFF, LEASE, Settings
-from lab.embedded import EmbeddedAws, EmbeddedRabbitMQ, EmbeddedRedis, Server
 from lab.fleet import POLL, Fleet, Freezer, Timeout, until
 from lab.ledger import Ledger, rows_in
 from lab.ledger import Row as LedgerRow
 from lab.proof.audit import Evidence, Nemesis, deliveries, judge, judge_effects
 from lab.proof.jobs import Progress
 from lab.proof.table import PLAIN, Row
-from lab.proof.targets import TARGETS, Site, start
+from lab.proof.targets import TARGETS
 from lab.proof.verdicts import PROMISES as PROMISED
 from lab.proof.verdicts import Verdict, rows_of
 from lab.proxy import Proxy
-from lab.servers import IMPATIENT
+from lab.servers import Servers
 from lab.short_delays import ShortDelays
 from lab.witness import note, observe
 
@@ -158,7 +157,7 @@ def kinds_of(store: str, broker: str) -> set[Kind]:
     return set(Kind) - absent - ({Kind.KILL_WORKER} if broker == "redis" else set())
 
 
-def plan(minutes: float, seed: int, store: str = "dynamodb", broker: str = "sqs") -> Plan:
+def plan(minutes: float, seed: int, store: str, broker: str) -> Plan:
     """The load and the nemeses that a seed chooses."""
     chance = random.Random(seed)
     publications = sorted(_publications(minutes * 60, chance), key=lambda each: each.at)
@@ -241,29 +240,19 @@ def _campaign(
 ) -> tuple[list[Row], list[Verdict]]:
     began, planned = time.monotonic(), plan(minutes, seed, store, broker)
     with contextlib.ExitStack() as stack:
-        aws = stack.enter_context(EmbeddedAws())
-        queues: Any = aws
-        if broker != "sqs":
-            other: Any = EmbeddedRedis() if broker == "redis" else EmbeddedRabbitMQ(settings=IMPATIENT)
-            queues = stack.enter_context(other)
-        site = Site(aws.store_url("soak")) if store == "dynamodb" else stack.enter_context(start(store))
-        opened = stack.enter_context(contextlib.closing(open_store(site.url)))
+        servers = stack.enter_context(Servers(store, broker, folder))
+        opened = stack.enter_context(contextlib.closing(open_store(servers.store_url)))
         opened.provision()
-        address = urlsplit(site.url)
+        address = urlsplit(servers.store_url)
         line = stack.enter_context(Line(str(address.hostname), address.port or 0))
         freezer = Freezer()
         stack.callback(freezer.thaw)
-        settings = Settings(
-            broker_url=queues.url if broker == "redis" else queues.broker_url,
-            store_url=line.on_the_way_to(site.url),
-            folder=folder,
-            queue=QUEUE,
-        )
+        store_url = line.on_the_way_to(servers.store_url)
+        settings = Settings(broker_url=servers.broker_url, store_url=store_url, folder=folder, queue=QUEUE)
         environ = settings.environ()
         fleet = Fleet("lab.proof.soak", WORKERS, children=CHILDREN, environ=environ, folder=folder)
         stack.enter_context(fleet)
-        hosts = {aws, queues, *([site.server] if site.server else [])}
-        evidence = _Soak(planned, hosts, site, opened, line, freezer, fleet, settings, progress).run()
+        evidence = _Soak(planned, servers, opened, line, freezer, fleet, settings, progress).run()
     verdicts = judge(evidence)
     common: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": seed}
     common |= {"faults": dict(Counter(nemesis.kind for nemesis in evidence.nemeses)), "healed": None}
@@ -286,8 +275,7 @@ class _Soak:
     """One campaign while it runs."""
 
     planned: Plan
-    hosts: set[Server]
-    site: Site
+    servers: Servers
     store: Store
     line: Line
     freezer: Freezer
@@ -295,7 +283,7 @@ class _Soak:
     settings: Settings
     progress: Progress
     nemeses: list[Nemesis] = field(default_factory=list)
-    _under_way: dict[Strike, tuple[float, contextlib.ExitStack]] = field(default_factory=dict)
+    _under_way: dict[Strike, contextlib.ExitStack] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
     _shown: float = -QUIET
 
@@ -309,7 +297,7 @@ class _Soak:
                 arguments = {"operation": each.operation, "seconds": each.seconds}
                 app.send_task(f"soak.{each.task}", kwargs=arguments, task_id=each.task_id, producer=producer)
 
-            until(lambda: len(self._of("ready")) == len(WORKERS), "the workers to start", START_TIMEOUT)
+            self.fleet.until_ready(START_TIMEOUT)
             self._play(publish)
             for strike in list(self._under_way):
                 self._end(strike)
@@ -344,45 +332,44 @@ class _Soak:
         worker, kind = strike.among(WORKERS), strike.kind
         match kind:
             case Kind.KILL_CHILD | Kind.STOP_CHILD:
-                pid = self._busy_child(strike)
-                if pid is None:
-                    return
-                if kind is Kind.KILL_CHILD:
-                    os.kill(pid, signal.SIGKILL)
-                else:
-                    self.freezer.freeze(strike.seconds, pid)
-                self._note(kind, strike.seconds, {pid})
-            case Kind.KILL_WORKER:
-                self._killed.add(worker)
-                self._note(kind, 0, filter(self.fleet.owns, self._pool(worker)))
-                os.killpg(self.fleet.group(worker), signal.SIGKILL)
-            case Kind.STOP_WORKER:
-                self.freezer.freeze(strike.seconds, -self.fleet.group(worker))
-                self._note(kind, strike.seconds, filter(self.fleet.owns, self._pool(worker)))
+                if pid := self._busy_child(strike):
+                    self._hit(strike, pid, {pid})
+            case Kind.KILL_WORKER | Kind.STOP_WORKER:
+                self._killed |= {worker} if kind is Kind.KILL_WORKER else set()
+                self._hit(strike, -self.fleet.group(worker), filter(self.fleet.owns, self._pool(worker)))
             case Kind.HANG:
-                self.freezer.freeze(strike.seconds, *(pid for host in self.hosts for pid in host.pids))
+                self.freezer.freeze(strike.seconds, *self.servers.pids)
                 self._note(kind, strike.seconds)
             case Kind.LOSE_REPLIES | Kind.LOSE_REQUESTS:
                 self.line.lose("reply lost" if kind is Kind.LOSE_REPLIES else "request lost")
                 self._note(kind, 0, ())
             case Kind.REFUSE:
-                self._under_way[strike] = (time.time(), contextlib.ExitStack())
-                self._under_way[strike][1].enter_context(self.line.down())
+                self._begin(strike).enter_context(self.line.down())
             case Kind.KILL_STORE if not any(each.kind is kind for each in self._under_way):
-                assert self.site.server is not None
-                self._under_way[strike] = (time.time(), contextlib.ExitStack())
-                self._under_way[strike][1].callback(self.site.server.revive)
-                self.site.server.kill()
+                assert self.servers.durable_store is not None
+                self._begin(strike).callback(self.servers.durable_store.revive)
+                self.servers.durable_store.kill()
+
+    def _hit(self, strike: Strike, target: int, pids: Iterable[int]) -> None:
+        """Kill or stop a process or a group ``-target``, and with it those pool processes."""
+        self._note(strike.kind, strike.seconds, pids)
+        if strike.kind in {Kind.KILL_CHILD, Kind.KILL_WORKER}:
+            os.kill(target, signal.SIGKILL)
+        else:
+            self.freezer.freeze(strike.seconds, target)
+
+    def _begin(self, strike: Strike) -> contextlib.ExitStack:
+        """A strike that lasts until what this gives is closed."""
+        began, self._under_way[strike] = time.time(), contextlib.ExitStack()
+        self._under_way[strike].callback(lambda: self._note(strike.kind, 0, began=began))
+        return self._under_way[strike]
 
     def _end(self, strike: Strike) -> None:
-        if strike in self._under_way:
-            began, lasting = self._under_way.pop(strike)
-            lasting.close()
-            self.nemeses.append(Nemesis(kind=strike.kind, began=began, ended=time.time()))
+        self._under_way.pop(strike, contextlib.ExitStack()).close()
 
-    def _note(self, kind: str, seconds: float, pids: Iterable[int] | None = None) -> None:
+    def _note(self, kind: str, seconds: float, pids: Iterable[int] | None = None, began: float | None = None) -> None:
         now, who = time.time(), None if pids is None else frozenset(pids)
-        self.nemeses.append(Nemesis(kind=kind, began=now, ended=now + seconds, pids=who))
+        self.nemeses.append(Nemesis(kind=kind, began=began or now, ended=now + seconds, pids=who))
 
     def _busy_child(self, strike: Strike) -> int | None:
         """A pool process with a delivery in it, or any, if there is no such."""
@@ -399,8 +386,7 @@ class _Soak:
             if worker in self._killed:
                 self._killed.discard(worker)
                 continue
-            now, pids = time.time(), self._pool(worker)
-            self.nemeses.append(Nemesis(kind=EXIT, began=now - EXIT_TAKES, ended=now, pids=pids))
+            self._note(EXIT, 0, self._pool(worker), began=time.time() - EXIT_TAKES)
 
     def _drain(self, where: str) -> None:
         """Wait until nothing is queued, executed or leased."""
