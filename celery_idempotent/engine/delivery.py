@@ -6,10 +6,9 @@ its control flow, and maps what :meth:`Delivery.run` returns or raises to its ow
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, TypeVar, assert_never
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 from kombu.exceptions import KombuError
 
@@ -66,8 +65,7 @@ Body = Callable[[Claim | None], Any]
 """What is to happen once; it gets its claim, or None where the policy lets it run unprotected."""
 
 
-@dataclass(frozen=True, slots=True)
-class ControlFlow:
+class ControlFlow(NamedTuple):
     """Exceptions that a body raises to steer its caller, not to fail.
 
     By ``nothing_begun`` the author says that running again is right; ``no_outcome`` end the delivery without telling
@@ -85,15 +83,13 @@ class ControlFlow:
         return (*self.nothing_begun, *self.no_outcome)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The operation has one; ``value`` is its result, of this delivery or of an earlier one."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(NamedTuple):
     """Another delivery, of ``task_id``, has been running the operation for ``running_for`` ms; nothing was done."""
 
     error: InFlight

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 from weakref import proxy
 
 from celery import Celery
@@ -76,8 +76,7 @@ class OptionUnknown(PolicyError):
     see = IdempotencyError.see  # by the class: no entry is about a name that nobody knows
 
 
-@dataclass(frozen=True, slots=True)
-class Broker:
+class Broker(NamedTuple):
     """What matters of the broker here."""
 
     driver: str  # kombu's name of the transport's, such as "sqs"

@@ -3,8 +3,7 @@
 Pure: the time, in seconds on one clock that never jumps, and a random number are arguments.
 """
 
-from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 FAILURES = 5
 """Claims in a row without an answer after which no more are sent; those of one key in a row are one."""
@@ -14,16 +13,14 @@ _LONGEST_PAUSE = 30.0
 """Seconds before a trial, doubled by each that fails. It bounds for how long a store that is back stays unasked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(NamedTuple):
     """Every claim is sent; the last ``failures`` got no answer, the latest of them that of ``key``."""
 
     failures: int = 0
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(NamedTuple):
     """No claim is sent, but one trial after each pause.
 
     Args:
@@ -52,9 +49,9 @@ def admitted(circuit: Circuit, now: float) -> tuple[Circuit, bool]:
             return circuit, True
         case Open(trial_at=trial_at) if now >= trial_at:
             # A trial that hangs, or is killed before it can say so, must not be the last one.
-            return replace(circuit, trial_at=now + _LONGEST_PAUSE), True
+            return circuit._replace(trial_at=now + _LONGEST_PAUSE), True
         case Open():
-            return replace(circuit, unanswered=circuit.unanswered + 1), False
+            return circuit._replace(unanswered=circuit.unanswered + 1), False
         case unreachable:
             assert_never(unreachable)
 
@@ -69,17 +66,17 @@ def failed(circuit: Circuit, now: float, key: str, *, is_trial: bool, draw: floa
         case Closed():
             return Open(now, now + _pause(0, draw))
         case Open(trials=trials) if is_trial:
-            paused = replace(circuit, trials=trials + 1, trial_at=now + _pause(trials + 1, draw))
-            return replace(paused, unanswered=circuit.unanswered + 1)
+            paused = circuit._replace(trials=trials + 1, trial_at=now + _pause(trials + 1, draw))
+            return paused._replace(unanswered=circuit.unanswered + 1)
         case Open():  # it was sent before it opened
-            return replace(circuit, unanswered=circuit.unanswered + 1)
+            return circuit._replace(unanswered=circuit.unanswered + 1)
         case unreachable:
             assert_never(unreachable)
 
 
 def interrupted(circuit: Circuit, now: float, *, is_trial: bool) -> Circuit:
     """The circuit after something else ended a claim, such as a time limit: the next one tries in its place."""
-    return replace(circuit, trial_at=now) if is_trial and isinstance(circuit, Open) else circuit
+    return circuit._replace(trial_at=now) if is_trial and isinstance(circuit, Open) else circuit
 
 
 def _pause(trials: int, draw: float) -> float:

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -50,8 +49,7 @@ class Kept(NamedTuple):
     lost: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Codec:
+class Codec(NamedTuple):
     """Encodes outcomes by kombu's serialiser of that name, and decodes them.
 
     What is not in ``accept`` is never decoded, so nothing is unpickled from a store unless results are pickled. With
@@ -65,7 +63,7 @@ class Codec:
 
     def under(self, policy: Policy) -> "Codec":
         """The same, with what ``policy`` says of what is kept."""
-        return replace(self, private=policy.private)
+        return self._replace(private=policy.private)
 
     def encode(self, value: Any) -> Encoded:
         """``value`` encoded; raises ``kombu.exceptions.EncodeError``."""

@@ -7,7 +7,6 @@ what somebody else has packed.
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from celery_idempotent.errors import StoreMisconfigured
@@ -160,8 +159,7 @@ def _without_key(slot: Slot) -> RecordUnreadable:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Pointer:
+class Pointer(NamedTuple):
     """What a record says of an object, by its whole name: a change of the prefix does not lose what is recorded."""
 
     name: str

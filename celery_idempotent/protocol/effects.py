@@ -42,8 +42,12 @@ OnTakeover = Literal["rerun", "refuse"]
 """What happens to what an attempt that never ended may have begun."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+@dataclass(frozen=True)
+class Case:
+    """A value without fields, equal to every other of its class."""
+
+
+class Committed(Case):
     """Rows or items in the store's own database, by ``attempt.commit()`` or ``attempt.transaction()``."""
 
 
@@ -66,18 +70,15 @@ class Keyed:
             raise PolicyError("on_takeover", repr(self.on_takeover), f"must be one of {get_args(OnTakeover)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Fenced:
+class Fenced(Case):
     """A receiver that checks fencing tokens, by ``attempt.fenced_step()``."""
 
 
-@dataclass(frozen=True, slots=True)
-class AtLeastOnce:
+class AtLeastOnce(Case):
     """A receiver that can do neither, by ``attempt.step()``: called again if the call raised or a worker died."""
 
 
-@dataclass(frozen=True, slots=True)
-class AtMostOnce:
+class AtMostOnce(Case):
     """The same, never called again: the operation ends UNKNOWN if the call raised or a worker died."""
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, assert_never
 
 from celery_idempotent.errors import are_all, members
 from celery_idempotent.protocol.codec import Encoded
-from celery_idempotent.protocol.effects import OnTakeover
+from celery_idempotent.protocol.effects import Case, OnTakeover
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import BLANK, Record, Status, bounded, marked
@@ -40,24 +40,30 @@ class Operation(NamedTuple):
     grace: int = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+@dataclass(frozen=True)
+class Swap:
+    """What is to be written; ``expected`` is the revision seen."""
+
+    record: Record
+    expected: str | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What follows from ``record``, which was seen."""
+
+    record: Record
+
+
+class Run(Swap):
     """Swap ``record`` in; if that wins, the body runs. ``expected`` is the revision seen."""
 
-    record: Record
-    expected: str | None
 
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(Swap):
     """Swap ``record`` in: an attempt that must not be repeated never ended. Then ask again."""
 
-    record: Record
-    expected: str | None
 
-
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Somebody else's lease is running, for another ``retry_after`` ms; its body has been for ``running_for`` ms."""
 
     record: Record
@@ -65,32 +71,20 @@ class Wait:
     running_for: int
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Finding):
     """The operation is completed: answer with its result."""
 
-    record: Record
 
-
-@dataclass(frozen=True, slots=True)
-class ReplayFailure:
+class ReplayFailure(Finding):
     """The operation failed for good: answer with its failure."""
 
-    record: Record
 
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(Finding):
     """The key belongs to a call with other arguments."""
 
-    record: Record
 
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Finding):
     """Nobody can tell whether the effect happened."""
-
-    record: Record
 
 
 Answer = Replay | ReplayFailure | Wait | Mismatch | Unknown
@@ -301,32 +295,23 @@ _CLOCK_ERROR = 60
 """Seconds by which another machine's clock may be behind, and the record is forgotten there, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Case):
     """The write is stored, whichever reply arrived."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rebase:
+class Rebase(Finding):
     """The record is still this attempt's own, in a state that it may go on from; write again on top of ``record``."""
 
-    record: Record
 
-
-@dataclass(frozen=True, slots=True)
-class Vanished:
+class Vanished(Case):
     """The store has forgotten the record: write it as if there had never been one. Who has claimed it since, wins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Superseded:
+class Superseded(Finding):
     """Somebody else completed the operation with the same arguments; ``record`` has the result that counts."""
 
-    record: Record
 
-
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Case):
     """The claim is gone: write nothing, report nothing as done."""
 
 

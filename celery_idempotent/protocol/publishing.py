@@ -7,10 +7,11 @@ A publisher records the operation as RELEASED, without an owner, before it sends
 ``lease_until`` then says until when that is evidence of a message on its way.
 """
 
-from dataclasses import dataclass
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
+from celery_idempotent.protocol.effects import Case
 from celery_idempotent.protocol.operation import (
+    Finding,
     Operation,
     Replay,
     ReplayFailure,
@@ -23,24 +24,19 @@ from celery_idempotent.protocol.record import BLANK, Record, Status, bounded, me
 from celery_idempotent.protocol.verdicts import carried
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(NamedTuple):
     """Swap ``record`` in; if that wins, send the message, and confirm. ``seen`` is what it follows."""
 
     record: Record
     seen: Record | None
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Case):
     """Send the message, and leave the record alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Underway:
+class Underway(Finding):
     """The operation's message waits to be executed, or is: publish nothing."""
-
-    record: Record
 
 
 Known = Underway | Replay | ReplayFailure
@@ -49,8 +45,7 @@ Known = Underway | Replay | ReplayFailure
 Publication = Announce | Send | Known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """What is to be published.
 
     Args:

@@ -14,12 +14,13 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.effects import (
     AtMostOnce,
+    Case,
     Committed,
     Effect,
     Fenced,
@@ -49,48 +50,41 @@ class Step:
     fencing_token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(NamedTuple):
     """The call was about to be made, and may have been: first ``at``, in milliseconds on the store's clock."""
 
     at: int
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """The call returned; ``result`` is None if it could not be kept."""
 
     result: Encoded | None
     lost: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Case):
     """Make the call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Case):
     """Record that the call is about to be made; once that is certain, make it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recall:
+class Recall(NamedTuple):
     """Do not call: the result is known."""
 
     finished: Finished
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(NamedTuple):
     """Do not call: nobody can tell whether an earlier call had its effect."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """Under which promise a step is made.
 
     For ``window`` milliseconds from the first call it may be made again, whatever ``on_takeover`` says.

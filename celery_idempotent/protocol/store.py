@@ -16,8 +16,7 @@ there. Meaning lives in :mod:`celery_idempotent.protocol.operation`, so a store 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from celery_idempotent.protocol.record import Record, Status
 
@@ -146,8 +145,7 @@ class CommittingStore(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxMessage:
+class OutboxMessage(NamedTuple):
     """A message that is to be published because a transaction was committed.
 
     Args:
@@ -161,8 +159,7 @@ class OutboxMessage:
     content_type: str
 
 
-@dataclass(frozen=True, slots=True)
-class TakenMessage:
+class TakenMessage(NamedTuple):
     """A message that a relay has to itself for a while.
 
     Args:
@@ -178,8 +175,7 @@ class TakenMessage:
     taken_by: str
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingMessage:
+class WaitingMessage(NamedTuple):
     """What people are told of a message that waits to be published: nothing of its contents.
 
     Args:

@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-from dataclasses import replace
 from functools import partial
 from threading import current_thread, main_thread
 from typing import Any
@@ -236,10 +235,10 @@ def test_message_belongs_to_the_block_around_it(store: DjangoStore) -> None:
         store.enqueue(MESSAGE)
         transaction.set_rollback(True, using=store.alias)
     transaction_ = store.begin()
-    transaction_.enqueue(replace(MESSAGE, id="in a task"))
+    transaction_.enqueue(MESSAGE._replace(id="in a task"))
     transaction_.rollback()
     with transaction.atomic(using=store.alias):
-        store.enqueue(replace(MESSAGE, id="in a view"))
+        store.enqueue(MESSAGE._replace(id="in a view"))
     for use in (partial(store.begin, object()), partial(store.enqueue, MESSAGE, object())):
         with pytest.raises(PolicyError, match="Django's own connection"):
             use()

@@ -75,7 +75,7 @@ def test_publisher_that_forgets_what_it_follows_is_seen(
     def forgetting(*asked: Any) -> Publication:
         decision = publication(*asked)
         if isinstance(decision, Announce):
-            return replace(decision, record=replace(decision.record, **forgotten))
+            return decision._replace(record=replace(decision.record, **forgotten))
         return decision
 
     monkeypatch.setattr(explorer, "publication", forgetting)

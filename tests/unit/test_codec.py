@@ -2,7 +2,6 @@
 # mypy: allow-untyped-decorators
 
 import sys
-from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from types import ModuleType, SimpleNamespace
@@ -278,7 +277,7 @@ def test_damaged_failure_is_a_failure_all_the_same(damaged: object) -> None:
 
 def test_redacted_failure_is_its_type_alone() -> None:
     """Neither the text of an exception nor its arguments are kept, of those that cannot be encoded no more."""
-    redacting, error = replace(JSON, private=True), ValueError("card 4111 1111 1111 1111")
+    redacting, error = JSON._replace(private=True), ValueError("card 4111 1111 1111 1111")
     twin = _replayed(error, redacting)
     assert "4111" not in f"{redacting.encode_failure(error)} {redacting.summary(error)} {redacting.told(error)}"
     assert isinstance(twin, ReplayedFailure)

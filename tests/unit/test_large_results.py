@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -135,7 +134,7 @@ def test_what_is_no_result_is_no_object(scene: LargeScene) -> None:
         with pytest.raises(LookupError):
             scene.run(raising(LookupError(LARGE)), remember=(LookupError,))
     private, meeting = LargeScene(), LargeScene()
-    private.codec = replace(scene.codec, private=True)
+    private.codec = scene.codec._replace(private=True)
     assert [private.finish() for _ in range(2)] == [LARGE, None]
     meeting.run(lambda claim: isinstance(meeting.run(lambda claim: "never"), Conflict) and SMALL)
 

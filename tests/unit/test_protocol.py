@@ -296,7 +296,7 @@ def test_step(seen: Begun | Finished | None, on_takeover: OnTakeover, window: in
 
 @given(
     st.builds(Begun, st.integers(0), st.integers(1))
-    | st.builds(Finished, st.builds(Encoded, st.text() | st.binary(), st.just("application/x")))
+    | st.builds(Finished, st.builds(Encoded, st.text() | st.binary(), st.just("application/x")), st.none())
     | st.builds(Finished, st.none(), st.text())
 )
 def test_states_of_steps_round_trip_through_a_record(state: Begun | Finished) -> None:

@@ -51,7 +51,7 @@ FIRST = BLANK.but(key="k", status=Status.RELEASED, revision="new", fingerprint="
 
 
 def _publish(record: Record | None, *, is_gone: bool = False, **changes: Any) -> Publication:
-    outgoing = replace(Outgoing(operation=OPERATION, queued_for=QUEUED_FOR), **changes)
+    outgoing = Outgoing(operation=OPERATION, queued_for=QUEUED_FOR)._replace(**changes)
     return publication(record, outgoing, NOW, "new", is_gone=is_gone)
 
 

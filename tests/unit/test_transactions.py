@@ -1,7 +1,6 @@
 """A body's transaction: effect and record together, whatever becomes of the commit's answer."""
 
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -201,7 +200,7 @@ def test_result_without_room_undoes_the_block(scene: Scene, bank: _Bank) -> None
     assert [scene.answer(lambda: scene.perform(_booking(odd))) for _ in range(2)] == [odd, ResultLost]
     assert bank.ledger == ["booked"]
     scene.clock.advance(8 * 86_400_000)
-    scene.codec = replace(JSON, private=True)  # what its policy does not keep is committed as None
+    scene.codec = JSON._replace(private=True)  # what its policy does not keep is committed as None
     assert [scene.perform(_book) for _ in range(2)] == [Outcome({"booked": (1, 2)}), Outcome(None)]
     assert bank.ledger == ["booked", "booked"]
 

@@ -5,8 +5,7 @@ a value that somebody wrote is worth a warning, and a default of kombu's or Cele
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
 
@@ -18,8 +17,7 @@ _LONG = 300
 short for messages that are not held."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(NamedTuple):
     """A setting that costs something, what it is, what comes of that, and the line to write instead."""
 
     setting: str

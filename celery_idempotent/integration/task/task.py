@@ -88,7 +88,7 @@ def _stand_before(cls: type) -> None:
 
 logger = logging.getLogger(__name__)
 
-_CONTROL_FLOW = replace(CONTROL_FLOW, is_death=recovery.is_death, is_stopped=recovery.is_out_of_time)
+_CONTROL_FLOW = CONTROL_FLOW._replace(is_death=recovery.is_death, is_stopped=recovery.is_out_of_time)
 
 # What every worker of an app with idempotent tasks does besides.
 _STEPS = {"worker": (StoreCheck, Relay, Purge, recovery.ColdShutdown), "consumer": (Keeper, recovery.Recovery)}

@@ -7,7 +7,6 @@ contract's docstring names.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -323,7 +322,7 @@ class OutboxContract:
     def test_messages_are_there_as_they_were_sent_if_the_transaction_is(self, store: _WithOutbox) -> None:
         """Committed with it, undone with it; text and bytes as they were encoded."""
         _drain(store)
-        sent = [replace(_message("1"), data='"text \u00e9 \U0001f600"'), replace(_message("2"), data=b"\x00\xff")]
+        sent = [_message("1")._replace(data='"text \u00e9 \U0001f600"'), _message("2")._replace(data=b"\x00\xff")]
         undone = store.begin()
         undone.enqueue(_message("undone"))
         undone.rollback()
