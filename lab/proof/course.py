@@ -362,11 +362,12 @@ class Task:
             attempt.ensure_owned()
 
     def _verdict(self, clean: list[Told]) -> Verdict:
-        try:
-            end = verdicts.ending(self.finals)
-        except ValueError as changed:
-            end = self.finals[-1]
-            self.problems.append(str(changed))
+        ends = {verdicts.snapshot(each): each for each in self.finals}
+        outcomes = [each for each in ends.values() if each.status is not Status.UNKNOWN]
+        # UNKNOWN may be left, for what its owner recorded after all.
+        if max(len(outcomes), len(ends) - len(outcomes), len({each.owner for each in ends.values()})) > 1:
+            self.problems.append(f"a final state was changed: {list(ends)}")
+        end = next(iter((*outcomes, *ends.values())), None)
         seen = self.seen(clean, end.status if end else None)
         faults = {kind: count for kind, count in self.faults.items() if count}
         return Verdict(

@@ -43,8 +43,8 @@ from lab.proof.verdicts import PROMISES
 from lab.servers import Servers
 from lab.witness import observe
 
-SYSTEM, LEASE = "RECOVERY_SYSTEM", "RECOVERY_LEASE"
-"""The environment variables that say under which system, and lease, a worker runs the body."""
+SYSTEM = "RECOVERY_SYSTEM"
+"""The environment variable that says under which system a worker runs the body."""
 
 CHILDREN = 4
 DEFAULT_LEASE = 60
@@ -164,13 +164,10 @@ def _on_broker(name: str, parts: Sequence[Part], seed: int, progress: Progress) 
             opened.provision()
         for number, part in enumerate(parts):
             progress(f"{label}, {part.system}: {part.death}")
-            (folder / f"{number}").mkdir()
-            places: dict[str, Any] = {
-                "broker_url": servers.broker_url,
-                "store_url": servers.store_url,
-                "folder": folder / f"{number}",
-            }
-            yield _Trial(part, label, Settings(**places, queue=f"recovery-{number}"), chance).run()
+            urls = {"broker_url": servers.broker_url, "store_url": servers.store_url}
+            place, lease = folder / f"{number}", part.lease or DEFAULT_LEASE
+            settings = Settings(**urls, folder=place, queue=f"recovery-{number}", lease=lease)
+            yield _Trial(part, label, settings, chance).run()
 
 
 class _Trial:
@@ -180,15 +177,14 @@ class _Trial:
         self._part, self._broker, self._settings, self._chance = part, broker, settings, chance
         self._ledger = Ledger(settings.folder / "ledger.jsonl")
         self._leases: dict[str, float] = {}
-        self._lease = part.lease or DEFAULT_LEASE
-        environ = {SYSTEM: part.system, LEASE: str(self._lease), "PYTHONWARNINGS": "ignore"} | settings.environ()
+        environ = {SYSTEM: part.system, "PYTHONWARNINGS": "ignore"} | settings.environ()
         self._fleet = Fleet(
             "lab.proof.recovery", [settings.queue], children=CHILDREN, environ=environ, folder=settings.folder
         )
 
     def run(self) -> Recovery:
         self._be_elsewhere()
-        with contextlib.closing(_make_app(self._part.system, self._settings, self._lease)) as app, self._fleet:
+        with contextlib.closing(_make_app(self._part.system, self._settings)) as app, self._fleet:
             seconds = [each for number in range(self._part.rounds) for each in self._round(app, number)]
         rows, effects = self._ledger.rows(), self._rows("effect")
         late = (row.time - self._leases[row.task_id] for row in effects if row.task_id in self._leases)
@@ -260,7 +256,7 @@ def _elsewhere(folder: Path) -> Path:
     return folder / "elsewhere"
 
 
-def _make_app(system: System, settings: Settings, lease: float) -> Celery:
+def _make_app(system: System, settings: Settings) -> Celery:
     """An app whose body hangs in its first attempt, until somebody kills it."""
     app = Celery("recovery", set_as_current=False)
     app.conf.update(settings.celery())
@@ -274,7 +270,7 @@ def _make_app(system: System, settings: Settings, lease: float) -> Celery:
             time.sleep(600)
         ledger.append(Row(what="effect", order=operation, task_id=task_id))
 
-    policy = Policy("operation", lease=lease)
+    policy = Policy("operation", lease=settings.lease)
     ours: dict[str, Any] = {} if system is System.PLAIN else {"base": IdempotentTask, "idempotent": policy}
     app.task(name="execute", shared=False, **ours)(execute)
     return app
@@ -286,6 +282,6 @@ if SYSTEM in os.environ:
         processes._PROC = Path("/nonexistent")
     elif _elsewhere(_settings.folder).exists():
         processes._machine = cache(lambda: "f" * 16)
-    app = _make_app(_system, _settings, float(os.environ[LEASE]))
+    app = _make_app(_system, _settings)
     app.set_current()
     observe(Ledger(_settings.folder / "ledger.jsonl"))

@@ -87,22 +87,6 @@ def snapshot(record: Record) -> str:
     return repr(sorted(record.to_fields().items()))
 
 
-def ending(finals: Iterable[Record]) -> Record | None:
-    """The one end of an operation of which ``finals`` were seen, in any order.
-
-    UNKNOWN may be left, for what its owner recorded after all. None: it has no end.
-
-    Raises:
-        ValueError: A final state was changed otherwise.
-    """
-    different = {snapshot(each): each for each in finals}
-    unknown = [each for each in different.values() if each.status is Status.UNKNOWN]
-    outcomes = [each for each in different.values() if each.status is not Status.UNKNOWN]
-    if max(len(unknown), len(outcomes), len({each.owner for each in different.values()})) > 1:
-        raise ValueError(f"a final state was changed: {list(different)}")
-    return next(iter((*outcomes, *unknown)), None)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """What was seen of one operation: its effects, what its deliveries were told, its end, its tokens in their order.
