@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -128,27 +129,22 @@ def _urls(servers: Servers, folder: Path, stack: ExitStack) -> dict[str, str]:
 def measure(servers: Servers, rounds: int, largest: int) -> Section:
     """Measure ``rounds`` interleaved rounds on stores of up to ``largest`` records."""
     with ExitStack() as stack:
+        urls = _urls(servers, stack.enter_context(temporary_folder()), stack)
         subjects = {
-            name: {
-                size: stack.enter_context(closing(Subject(url_at(name, url, size), size)))
-                for size in SIZES
-                if size <= min(largest, _LIMITS.get(name, largest))
-            }
-            for name, url in _urls(servers, stack.enter_context(temporary_folder()), stack).items()
+            (name, size): stack.enter_context(closing(Subject(url_at(name, url, size), size)))
+            for name, url in urls.items()
+            for size in SIZES
+            if size <= min(largest, _LIMITS.get(name, largest))
         }
-        for subject in (subject for by_size in subjects.values() for subject in by_size.values()):
+        for subject in subjects.values():
             subject.fill()
-
-        def take(name: str, size: int, call: str) -> Callable[[int], Cost]:
-            return lambda number: subjects[name][size].call(call, number)
-
-        every = [(name, size, call) for name, by_size in subjects.items() for size in by_size for call in CALLS]
-        taken = sample({each: take(*each) for each in every}, rounds, warm_up=WARM_UP)
-        listed = {name: max(by_size) for name, by_size in subjects.items()}
-        seconds = {name: subjects[name][size].listings() for name, size in listed.items()}
+        takes = {(*of, call): partial(subject.call, call) for of, subject in subjects.items() for call in CALLS}
+        taken = sample(takes, rounds, warm_up=WARM_UP)
+        listed = dict(iter(subjects))  # of each store the largest
+        seconds = {name: subjects[name, size].listings() for name, size in listed.items()}
     costs: dict[str, BySize] = {
-        name: {size: {call: taken[name, size, call] for call in CALLS} for size in by_size}
-        for name, by_size in subjects.items()
+        name: {size: {call: taken[name, size, call] for call in CALLS} for each, size in subjects if each == name}
+        for name in listed
     }
     listing = [
         (name, f"{size:,}", *(f"{each * 1000:,.1f}" for each in seconds[name].values()))

@@ -21,8 +21,8 @@ from celery_idempotent import IdempotentTask
 
 TASK = "empty"
 
-FINISHED = "BENCH_FINISHED"
-"""Environment variable with the file that gets a stamp per finished task."""
+FINISHED, QUEUE = "BENCH_FINISHED", "BENCH_QUEUE"
+"""Environment variables with the file that gets a stamp per finished task, and with the queue of a worker."""
 
 STAMP = struct.Struct("=q")
 """Nanoseconds of the monotonic clock, which the processes of one machine share."""
@@ -47,7 +47,8 @@ class Setup:
     results: str = ""
 
     def environ(self) -> dict[str, str]:
-        return {"BENCH_KIND": self.kind, "BENCH_URLS": " ".join((self.broker, self.store, self.results))}
+        urls = " ".join((self.broker, self.store, self.results))
+        return {"BENCH_KIND": self.kind, "BENCH_URLS": urls, "PYTHONWARNINGS": "ignore"}
 
 
 def make_app(setup: Setup) -> Celery:
@@ -97,5 +98,6 @@ def _stamp(**_: Any) -> None:
 
 if FINISHED in os.environ:
     app = make_app(Setup(Kind(os.environ["BENCH_KIND"]), *os.environ["BENCH_URLS"].split(" ")))
+    app.conf.task_default_queue = os.environ[QUEUE]
     app.set_current()
     task_postrun.connect(_stamp, weak=False)

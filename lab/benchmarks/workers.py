@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from lab import tether
-from lab.benchmarks.worker_app import FINISHED, STAMP, TASK, Setup, make_app
+from lab.benchmarks.worker_app import FINISHED, QUEUE, STAMP, TASK, Setup, make_app
+from lab.fleet import Fleet
 from lab.folders import temporary_folder
 
 CONCURRENCY = 2
+_NAME = "worker"
 _PATIENCE = 60.0
 _WARM_UP_TASKS = 100
 """Enough that each process of the pool has connected and has prepared whatever its driver prepares."""
@@ -44,19 +45,14 @@ class Worker:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        options = f"--pool prefork --concurrency {CONCURRENCY} --loglevel ERROR --queues {self._queue}"
-        options += " --without-gossip --without-mingle --without-heartbeat"
         with ExitStack() as stack:
             folder = stack.enter_context(temporary_folder())
-            self._finished, self._log = folder / "finished", folder / "log"
+            self._finished, self._log = folder / "finished", folder / f"{_NAME}.log"
             self._finished.touch()
-            environ = {**self._setup.environ(), FINISHED: str(self._finished), "PYTHONWARNINGS": "ignore"}
+            environ = {**self._setup.environ(), FINISHED: str(self._finished), QUEUE: self._queue}
             stack.callback(self._task.app.close)
-            with self._log.open("wb") as log:
-                arguments = ("-A", "lab.benchmarks.worker_app", "worker", *options.split())
-                self._process = tether.start("celery", *arguments, env=environ, log=log)
-            stack.callback(tether.stop, self._process, patience=10)
-            stack.callback(self._signal, signal.SIGCONT)
+            fleet = Fleet("lab.benchmarks.worker_app", [_NAME], children=CONCURRENCY, environ=environ, folder=folder)
+            self._fleet = stack.enter_context(fleet)
             self._publish(_WARM_UP_TASKS)
             self._open = stack.pop_all()
         return self
@@ -97,7 +93,7 @@ class Worker:
         begin, end = (count * STAMP.size for count in (self._due_from, self._published))
         give_up_at = time.monotonic() + _PATIENCE
         while (size := self._finished.stat().st_size) < end:
-            if self._process.poll() is not None or time.monotonic() > give_up_at:
+            if self._fleet.dead() or time.monotonic() > give_up_at:
                 missing, log = (end - size) // STAMP.size, self._log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"the worker of {self._setup.kind} left {missing} tasks undone\n{log}")
             time.sleep(0.01)
@@ -113,7 +109,7 @@ class Worker:
             self._signal(signal.SIGSTOP)
 
     def _signal(self, what: signal.Signals) -> None:
-        os.killpg(self._process.pid, what)
+        os.killpg(self._fleet.group(_NAME), what)
 
     def _publish(self, tasks: int) -> None:
         first = time.time_ns()  # no earlier run on a lasting server can have used that number
@@ -124,7 +120,7 @@ class Worker:
 
     def _cpu_ns(self) -> int:
         """User and system time that all processes of the worker have used."""
-        main = self._process.pid
+        main = self._fleet.group(_NAME)
         children = map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())
         # What clock_getcpuclockid(3) gives for another process on Linux: its complement, and what kind of clock.
         return sum(time.clock_gettime_ns(~each << 3 | 2) for each in (main, *children))

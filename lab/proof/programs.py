@@ -34,11 +34,7 @@ class Fault(StrEnum):
 
 _OF_CALLS = {Fault.CALL_IN_FLIGHT, Fault.CALL_LATE}
 
-_STRIKES = {
-    Fault.STRUCK_BEFORE_SEND: "before",
-    Fault.STRUCK_IN_FLIGHT: "amid",
-    Fault.STRUCK_AFTER_WRITE: "after",
-}
+_STRIKES = {Fault.STRUCK_BEFORE_SEND: "before", Fault.STRUCK_IN_FLIGHT: "amid", Fault.STRUCK_AFTER_WRITE: "after"}
 """By a soft time limit, say, as an exception that is raised wherever the thread is; it is not the store's own."""
 
 _EARLY, _LATE = tuple(_STRIKES)[:2], tuple(_STRIKES)[1:]

@@ -77,11 +77,7 @@ GRACE_MS = 1_000
 BARE = "bare"
 """The task of plain Celery."""
 
-PROMISES = {
-    "keyed": PROMISED["exactly once"],
-    "plain": PROMISED["at least once"],
-    "refuse": PROMISED["at most once"],
-}
+PROMISES = {"keyed": PROMISED["exactly once"], "plain": PROMISED["at least once"], "refuse": PROMISED["at most once"]}
 """By task, what is promised for its effect."""
 
 BROKERS = {"sqs": "SQS", "redis": "Redis", "rabbitmq": "RabbitMQ"}

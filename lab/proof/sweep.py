@@ -89,14 +89,13 @@ class Kind(StrEnum):
 BARE = tuple(each for each in Kind if each.is_bare)
 EFFECTS = tuple(each for each in Kind if not each.is_bare)
 _FENCED = {Kind.FENCED_STEP, Kind.TOKEN_ALONE}
-_IN_TABLE = {Kind.COMMIT, Kind.TRANSACTION}
+_IN_TABLE = {Kind.COMMIT: {"dynamodb"}, Kind.TRANSACTION: {"postgres", "mariadb", "sqlite"}}
+"""Kinds that the store itself counts, by the stores that can."""
 
 
 def kinds_of(store: str) -> tuple[Kind, ...]:
     """The kinds of effect that a store of that name can serve."""
-    absent = set() if store == "dynamodb" else {Kind.COMMIT}
-    absent |= set() if store in {"postgres", "mariadb", "sqlite"} else {Kind.TRANSACTION}
-    return tuple(each for each in EFFECTS if each not in absent)
+    return tuple(each for each in EFFECTS if store in _IN_TABLE.get(each, {store}))
 
 
 @dataclass(frozen=True, slots=True)
