@@ -119,6 +119,14 @@ def test_answer_from_before_the_race_is_asked_again(expected: str | None) -> Non
         assert len(asked) == 1
 
 
+def test_own_write_that_is_met_again_waits_for_the_standby() -> None:
+    """On PostgreSQL a commit that was cut off in its wait is visible: it counts with another one behind it."""
+    new = a_record()
+    asked, execute = database(lost(new), Reply([], 1))
+    assert Statements(records, "postgresql", "s").swap(execute, new, None) == new
+    assert [each.get("expected") for each in asked] == [None, new.revision]
+
+
 @pytest.mark.parametrize("dialect", ["mysql", "mariadb", "sqlite"])
 def test_answer_from_before_the_race_repeats_write_and_look(dialect: str) -> None:
     """Where a swap takes two statements, both are repeated: the write may win now."""

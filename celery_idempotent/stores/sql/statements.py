@@ -134,6 +134,7 @@ class Statements:
         self._replace: sa.Executable = sa.update(table).where(*self._at_expected()).values(self._new_values())
         if self._answers_at_once:
             self._claim, self._replace = self._with_answer(self._claim), self._with_answer(self._replace)
+        self._touch = sa.update(table).where(*self._at_expected()).values(revision=table.c.revision)
         self._delete = sa.delete(table).where(*self._at_expected())
         self._get = sa.select(*self._clock, table).where(self._key == sa.bindparam("key"))
         # A locking read sees what is committed now, even in a transaction that began before.
@@ -277,7 +278,12 @@ class Statements:
             (row,) = execute(write, parameters).rows
             if row[_WON]:
                 return new
-            return None if row[KEY] is None else record_of(row, store=self._store)
+            stored = None if row[KEY] is None else record_of(row, store=self._store)
+            if stored is not None and stored.revision == new.revision:
+                # A commit that was cut off while it waited for a standby is seen here and may be unknown there. One
+                # more commit waits for both.
+                execute(self._touch, {"key": parameters["key"], "expected": self._as_compared(new.revision)})
+            return stored
         try:
             if execute(write, parameters).written == 1:
                 return new
