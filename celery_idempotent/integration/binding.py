@@ -17,7 +17,6 @@ from celery_idempotent.integration.settings import SETTINGS, OptionUnknown, ciph
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.keys import Conversion
 from celery_idempotent.protocol.policy import Policy
-from celery_idempotent.stores.objects import check_setting
 
 
 def is_builtin(cls: type[Task]) -> bool:
@@ -81,7 +80,10 @@ def check_task(cls: type[Task], app: Celery) -> None:
         if cls.idempotent is not None:
             check_policy(cls.idempotent, body_signature(cls))
         _refuse_unknown_settings(app)
-        check_setting(app.conf.get("idempotency_large_results"))
+        if (large := app.conf.get("idempotency_large_results")) is not None:
+            from celery_idempotent.stores.objects import check_setting  # most apps have none
+
+            check_setting(large)
     cipher_of(app)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 from weakref import proxy
 
 from celery import Celery
@@ -25,8 +25,9 @@ from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.objects import open_large_results
-from celery_idempotent.stores.wrappers import Cipher, Offloading, Sealed, innermost
+
+if TYPE_CHECKING:
+    from celery_idempotent.stores.wrappers import Cipher
 
 T = TypeVar("T")
 
@@ -99,6 +100,13 @@ class StoreHandle:
     store: Store
     breaker: Breaker
 
+    def close(self) -> None:
+        """Close the store, unless it was given as the setting."""
+        from celery_idempotent.stores.wrappers import innermost  # most processes never change their store
+
+        if innermost(self.store) is not self.setting:
+            self.store.close()
+
 
 def _given(app: Celery, setting: str) -> Any:
     return app.conf.get(setting, SETTINGS[setting])
@@ -153,13 +161,18 @@ class Runtime:
                     setting = _steady(partial(self._app.conf.get, "idempotency_store"))
                     store = self.around(open_store(setting))
                     opened = self._last_opened = StoreHandle(setting, store, Breaker(repr(store)))
-                    if before is not None and innermost(before.store) is not before.setting:
-                        before.store.close()  # attempts that began in it connect again
+                    if before is not None:
+                        before.close()  # attempts that began in it connect again
         return opened
 
     def around(self, store: Store) -> Store:
         """``store`` with what two settings put around it; ``PolicyError`` where one of them cannot be used."""
         large, cipher = self._app.conf.get("idempotency_large_results"), cipher_of(self._app)
+        if large is None and cipher is None:
+            return store
+        from celery_idempotent.stores.objects import open_large_results  # most apps have neither
+        from celery_idempotent.stores.wrappers import Offloading, Sealed
+
         if large is not None:
             store = cast(Store, Offloading(store, open_large_results(large)))  # encrypted is what is kept there, too
         if cipher is not None:
@@ -246,7 +259,7 @@ utils.HIDDEN_SETTINGS = re.compile(
 )
 
 
-def cipher_of(app: Celery) -> Cipher | None:
+def cipher_of(app: Celery) -> "Cipher | None":
     """What encrypts at rest, by ``idempotency_cipher``; None where nothing does. Raises as :meth:`Runtime.around`."""
     setting, required = app.conf.get("idempotency_cipher"), _given(app, "idempotency_cipher_required")
     if not isinstance(required, bool) or (required and setting is None):

@@ -62,6 +62,30 @@ def test_publisher_of_an_app_that_consumes_imports_nothing_of_aws() -> None:
     assert not {*packages} & {"boto3", "botocore"}
 
 
+PUBLISHER = """
+import sys
+from celery import Celery
+from celery_idempotent import IdempotentTask
+
+app = Celery("shop", broker="amqp://", set_as_current=False)
+
+@app.task(base=IdempotentTask, shared=False)
+def charge(order_id): ...
+
+app.finalize()
+print(*sorted(sys.modules))
+"""
+
+
+def test_publisher_imports_nothing_of_workers() -> None:
+    """Nor what few apps use: every process of every web server has a task's module."""
+    ((*modules,),) = _printed(PUBLISHER)
+    ours = ("integration.operating.worker", "integration.broker.holding", "stores.wrappers", "stores.objects")
+    unused = {f"celery_idempotent.{each}" for each in ours} | {"getpass", "kombu.transport.virtual"}
+    assert "celery_idempotent.integration.broker.recovery" in modules
+    assert not {*modules} & unused
+
+
 STORES = """
 import sys
 from celery_idempotent import open_store

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from celery import Celery
+from celery.utils.imports import symbol_by_name
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy
@@ -20,7 +21,7 @@ from celery_idempotent.integration.broker.holding import Keeper
 from celery_idempotent.integration.broker.recovery import ColdShutdown, Recovery
 from celery_idempotent.integration.messages.outbox import Relay
 from celery_idempotent.integration.operating import worker
-from celery_idempotent.integration.operating.worker import Purge
+from celery_idempotent.integration.operating.worker import Purge, StoreCheck
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.memory import MemoryStore
@@ -70,8 +71,9 @@ def _step(app: Celery, kind: Any = Purge) -> Any:
 def test_every_worker_of_an_idempotent_app_has_the_steps(app: Celery) -> None:
     """Binding a task is enough."""
     app.finalize()
-    assert {Purge, Relay, ColdShutdown} <= app.steps["worker"]
-    assert {Keeper, Recovery} <= app.steps["consumer"]
+    worker, consumer = ({symbol_by_name(each) for each in app.steps[name]} for name in ("worker", "consumer"))
+    assert {StoreCheck, Purge, Relay, ColdShutdown} <= worker
+    assert {Keeper, Recovery} <= consumer
 
 
 SQLITE = "sqlite:///nowhere/never-opened.sqlite"

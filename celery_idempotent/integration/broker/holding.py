@@ -16,7 +16,6 @@ from weakref import WeakSet, ref
 
 import click
 from celery import bootsteps
-from celery._state import connect_on_app_finalize
 from celery.signals import task_received
 
 from celery_idempotent.clock import monotonic
@@ -277,6 +276,3 @@ class Keeper(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
             self._held.stopping.set()
             task_received.disconnect(self._held.receive, sender=parent)
             _holdings.discard(self._held)
-
-
-connect_on_app_finalize(lambda app: app.steps["consumer"].add(Keeper))  # plain tasks may be held, too

@@ -25,7 +25,6 @@ from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 
 from celery_idempotent.engine.claim import end_lease
 from celery_idempotent.engine.processes import is_gone
-from celery_idempotent.integration.broker.extenders import make_visible
 from celery_idempotent.integration.settings import Runtime, runtime_of
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Status, process_of
@@ -227,6 +226,8 @@ def _recovered(request: Any, go_on: Callable[[], None]) -> Iterator[None]:
         while not message.acknowledged and time.monotonic() < give_up_at + _PATIENCE:
             yield
         if message._state == "REJECTED":
+            from celery_idempotent.integration.broker.extenders import make_visible  # a publisher extends nothing
+
             _in_thread(partial(make_visible, message.channel, info))
 
 

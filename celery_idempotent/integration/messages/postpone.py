@@ -27,7 +27,6 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError
-from kombu.transport.virtual.exchange import TopicExchange
 
 from celery_idempotent.engine.delivery import Conflict
 from celery_idempotent.errors import IdempotencyError
@@ -176,6 +175,8 @@ def _queue_of(app: Celery, exchange: str, key: str, is_rabbitmq: bool) -> str | 
                 continue
             kind, pattern = binding.exchange.type, str(binding.routing_key or "")
             if kind == "topic":
+                from kombu.transport.virtual.exchange import TopicExchange  # which most publishers never need
+
                 is_bound = re.match(TopicExchange(None).key_to_pattern(pattern), key) is not None
             else:
                 is_bound = kind != "direct" or pattern == key

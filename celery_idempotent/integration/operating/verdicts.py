@@ -1,6 +1,5 @@
 """An operator's verdicts, for Python, commands and pages alike: each is recorded with a name and a reason, and told."""
 
-import getpass
 import json
 import socket
 from collections.abc import Iterable, Iterator
@@ -173,6 +172,8 @@ def json_of(text: str) -> Any:
 
 def this_user() -> str:
     """Who gives a verdict where nobody else is named: the user of this process, and the machine."""
+    import getpass  # brings the terminal, which only a person has
+
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a user id without a name, as in some containers

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import click
 from celery import Celery, bootsteps
-from celery._state import connect_on_app_finalize
 from kombu.exceptions import OperationalError
 
 from celery_idempotent.engine.verdicts import Fate, PolicyOf, sweep_abandoned, sweep_released
@@ -109,9 +108,6 @@ def unheld_tasks(app: Celery) -> list[Any]:
     holds = runtime_of(app).hold_messages
     ours = [each for each in app.tasks.values() if not binding.is_builtin(type(each))]
     return [] if holds == "all" else [each for each in ours if not (holds and binding.is_protected(each))]
-
-
-connect_on_app_finalize(lambda app: app.steps["worker"].add(StoreCheck))  # for a policy that protects nothing
 
 
 looking = threading.Lock()

@@ -18,6 +18,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery, Task, current_task
+from celery._state import connect_on_app_finalize
 from celery.app.task import Context
 from celery.exceptions import Retry
 from celery.states import FAILURE
@@ -33,10 +34,7 @@ from celery_idempotent.errors import KeyMissing, LeaseLost, PolicyError, StoreUn
 from celery_idempotent.integration import binding, context, events
 from celery_idempotent.integration import headers as wire
 from celery_idempotent.integration.broker import recovery
-from celery_idempotent.integration.broker.holding import Keeper
 from celery_idempotent.integration.messages import postpone, publishing
-from celery_idempotent.integration.messages.outbox import Relay
-from celery_idempotent.integration.operating.worker import Purge, StoreCheck
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
 from celery_idempotent.integration.task.guard import attempt_of, delivery_of
 from celery_idempotent.integration.versions import KeepsRequest
@@ -90,8 +88,22 @@ logger = logging.getLogger(__name__)
 
 _CONTROL_FLOW = CONTROL_FLOW._replace(is_death=recovery.is_death, is_stopped=recovery.is_out_of_time)
 
-# What every worker of an app with idempotent tasks does besides.
-_STEPS = {"worker": (StoreCheck, Relay, Purge, recovery.ColdShutdown), "consumer": (Keeper, recovery.Recovery)}
+# What every worker of an app with idempotent tasks does besides; a publisher imports none of it.
+_CHECK = "celery_idempotent.integration.operating.worker:StoreCheck"
+_PURGE = "celery_idempotent.integration.operating.worker:Purge"
+_RELAY = "celery_idempotent.integration.messages.outbox:Relay"
+_KEEPER = "celery_idempotent.integration.broker.holding:Keeper"
+_STEPS = {"worker": (_CHECK, _RELAY, _PURGE, recovery.ColdShutdown), "consumer": (_KEEPER, recovery.Recovery)}
+
+
+def _add_steps(app: Celery) -> None:
+    app.steps["worker"].add(_CHECK)  # for a policy that protects nothing
+    app.steps["consumer"].add(_KEEPER)  # plain tasks may be held, too
+
+
+connect_on_app_finalize(_add_steps)
+
+
 # After these, what Celery is told is not what this delivery's body did.
 _ANSWERS = {EventName.REPLAYED, EventName.LEASE_LOST}
 # What Celery's ``apply_async`` takes by position, after the task id.

@@ -143,7 +143,7 @@ def check_setting(setting: object) -> None:
     """Refuse what :func:`open_large_results` would refuse, as far as can be told without any driver."""
     if isinstance(setting, str):
         address_of(setting)
-    elif setting is not None and not isinstance(setting, LargeResults):
+    elif not isinstance(setting, LargeResults):
         raise PolicyError(
             _SETTING, repr(setting), "must be a URL such as s3://bucket/prefix?over=100KB, or LargeResults"
         )
