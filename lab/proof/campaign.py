@@ -1,10 +1,6 @@
 """Faults between deliveries and their store, at every write on every store.
 
-Deliveries are real, and so are the stores and their servers. At a write (:meth:`celery_idempotent.stores.Store.swap`,
-the one method by which records change) the request is lost, its reply is, it arrives twice, it arrives after the
-sender's next one or when all is over, the sender dies before, during or after it, or is cut off for good.
-
-Besides, leases end early, over the dead and over the living. Every operation has a plan of its own by seed and number
+Deliveries are real, and so are the stores and their servers. Every operation has a plan of its own by seed and number
 (:func:`lab.proof.course.at_random`), which fixes its whole course; it needs no other operation to be reproduced. After
 it come clean deliveries past the lease, everything that is still on the way lands, and the audit compares effects,
 records and what every caller was told. An operation counts as *faulted* if at least one fault struck it.
@@ -13,22 +9,17 @@ The same over stores with one rule undone, and over none: there, promises must b
 """
 
 import itertools
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from enum import StrEnum
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from celery_idempotent.errors import StoreUnavailable
-from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
-from lab.proof.course import Dead, OneDelivery, Operation, Strike, Task, at_random
+from lab.proof.course import Task, at_random
 from lab.proof.flaws import CONTROLS, FLAWS
 from lab.proof.jobs import Progress, Report, fan_out
 from lab.proof.table import CONTROL, Row
@@ -40,88 +31,6 @@ STORES = (*ALL, "memory")
 
 _TASKS_PER_TABLE = 250
 """MiniStack counts all items of a table with every write."""
-
-
-class Fault(StrEnum):
-    """What becomes of a write, or of its sender."""
-
-    REQUEST_LOST = "request-lost"
-    REPLY_LOST = "reply-lost"
-    DOUBLED = "doubled"
-    OVERTAKEN = "overtaken"
-    HELD = "held"
-    DIES_BEFORE = "sender-dies-before"
-    DIES_DURING = "sender-dies-during"
-    DIES_AFTER = "sender-dies-after"
-    CUT_OFF = "sender-cut-off"
-
-
-_DEATHS = (Fault.DIES_BEFORE, Fault.DIES_DURING, Fault.DIES_AFTER)
-_LAST = frozenset({*_DEATHS, Fault.CUT_OFF})
-"""No resend outlives these."""
-
-_WEIGHTS: Mapping[Fault, int] = {each: 1 if each is Fault.CUT_OFF else 5 for each in Fault}
-"""How often each is drawn; who is cut off tries again for ten minutes of its own clock, which takes long here, too."""
-
-_TIMES = (1, 2, 3, 9)
-"""Writes: one try, both tries of a claim, and some of a completion's."""
-
-
-def at_a_write(rng: random.Random, operation: Operation, delivery: int | None) -> Strike:
-    fault = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-    if operation is Operation.ANNOUNCEMENT and fault in _LAST:
-        fault = Fault.HELD  # a publisher that dies sends no message, so there is nothing to deliver
-    if fault in _LAST:
-        return Strike(operation, fault, 1, delivery, lasts=True)
-    return Strike(operation, fault, rng.choices(_TIMES, (12, 3, 1, 1))[0], delivery)
-
-
-class _Writes:
-    """One store, and the faults in front of it."""
-
-    def __init__(self, stores: Iterator[Store], flaw: str) -> None:
-        self._stores, self._flaw = stores, FLAWS[flaw]
-        self._overtaken: dict[OneDelivery, Callable[[], object]] = {}
-        self._cut_off: set[OneDelivery] = set()
-        self.renew()
-
-    def renew(self) -> None:
-        """Go on in the next store, and without what deliveries have left behind."""
-        self._overtaken.clear()
-        self._cut_off.clear()
-        self.store: Store = self._flaw(next(self._stores))
-
-    def swap(self, delivery: OneDelivery, new: Record, expected: str | None) -> Record | None:
-        if delivery in self._cut_off:
-            raise StoreUnavailable("world", "swap", "cut off")
-        send = partial(self.store.swap, new, expected)
-        fate = delivery.fate()
-        late = self._overtaken.pop(delivery, None)
-        try:
-            return self._sent(delivery, send, fate)
-        finally:
-            if late:
-                delivery.task.land(late)
-
-    def _sent(self, delivery: OneDelivery, send: Callable[[], Record | None], fate: StrEnum | None) -> Record | None:
-        match fate:
-            case None:
-                return send()
-            case Fault.DOUBLED:
-                send()
-                return send()
-            case Fault.REPLY_LOST | Fault.DIES_AFTER:
-                send()
-            case Fault.HELD | Fault.OVERTAKEN | Fault.DIES_DURING:
-                delivery.task.hold(send)
-        if fate in _DEATHS:
-            delivery.is_dead = True
-            raise Dead
-        if fate is Fault.OVERTAKEN:
-            self._overtaken[delivery] = send
-        elif fate is Fault.CUT_OFF:
-            self._cut_off.add(delivery)
-        raise StoreUnavailable("world", "swap", fate)
 
 
 def _opened(target: str, url: str) -> Iterator[Store]:
@@ -189,11 +98,11 @@ def _work(
     report: Report, share: int, of: int, *, target: str, url: str, faulted: int, seed: int, flaw: str, first: int
 ) -> None:
     """In a worker process: attack its share of the operations until enough of them have met a fault."""
-    world, left = _Writes(_opened(target, url), flaw), -(-faulted // of)
+    stores, left = map(FLAWS[flaw], _opened(target, url)), -(-faulted // of)
     for done in itertools.count():
-        if done and done % _TASKS_PER_TABLE == 0:
-            world.renew()
-        verdict = Task(world, at_random(seed, first + share + done * of, at_a_write)).attack()
+        if done % _TASKS_PER_TABLE == 0:
+            store = next(stores)
+        verdict = Task(store, at_random(seed, first + share + done * of)).attack()
         report(verdict)
         left -= verdict.is_faulted
         if not left:

@@ -1,8 +1,10 @@
 """The whole course of one task: a plan, its deliveries, what is seen of them, and the audit.
 
-The deliveries of one task go one step at a time: before each request that leaves, and before each effect, a delivery
-waits for its turn. So a plan fixes who goes when, which request meets which fault, when leases end, and when a request
-that was held up lands after all. What a request is and what a fault does to it is the world's affair (:class:`World`).
+The deliveries of one task go one step at a time: before each write that leaves, and before each effect, a delivery
+waits for its turn. So a plan fixes who goes when, which write meets which fault, when leases end, and when a request
+that was held up lands after all. At a write (:meth:`celery_idempotent.stores.Store.swap`, the one method by which
+records change) the request is lost, its reply is, it arrives twice, it arrives after the sender's next one or when all
+is over, the sender dies before, during or after it, or is cut off for good.
 
 Nothing waits: leases end because the store's clock is moved, and deliveries are greenlets, so that it costs a
 microsecond to hand over.
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from greenlet import getcurrent, greenlet
@@ -59,12 +61,37 @@ class Program(StrEnum):
     EXITS = "is shut down"
 
 
+class Fault(StrEnum):
+    """What becomes of a write, or of its sender."""
+
+    REQUEST_LOST = "request-lost"
+    REPLY_LOST = "reply-lost"
+    DOUBLED = "doubled"
+    OVERTAKEN = "overtaken"
+    HELD = "held"
+    DIES_BEFORE = "sender-dies-before"
+    DIES_DURING = "sender-dies-during"
+    DIES_AFTER = "sender-dies-after"
+    CUT_OFF = "sender-cut-off"
+
+
+_DEATHS = (Fault.DIES_BEFORE, Fault.DIES_DURING, Fault.DIES_AFTER)
+_LAST = frozenset({*_DEATHS, Fault.CUT_OFF})
+"""No resend outlives these."""
+
+_WEIGHTS: Mapping[Fault, int] = {each: 1 if each is Fault.CUT_OFF else 5 for each in Fault}
+"""How often each is drawn; who is cut off tries again for ten minutes of its own clock, which takes long here, too."""
+
+_TIMES = (1, 2, 3, 9)
+"""Writes: one try, both tries of a claim, and some of a completion's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Strike:
     """A fault, and so many times in a row where it strikes whom; no resend outlives one that ``lasts``."""
 
     operation: Operation
-    fault: StrEnum
+    fault: Fault
     times: int = 1
     delivery: int | None = None
     lasts: bool = False
@@ -124,51 +151,65 @@ PUBLISHER, PARENT = -1, -2
 """Who else writes, by number. They have no turns, and are struck all the same."""
 
 
-class World(Protocol):
-    """Between deliveries and the store of all; does to each swap what :meth:`OneDelivery.fate` says."""
-
-    @property
-    def store(self) -> Store: ...
-
-    def swap(self, delivery: "OneDelivery", new: Record, expected: str | None) -> Record | None: ...
-
-
 class Dead(BaseException):
     """Unwinds a delivery whose process was killed; nothing that it asks for afterwards reaches the store."""
 
 
 class OneDelivery(StoreWrapper):
-    """One delivery, as the store that it is given: sees every swap, and orders the fate of every request."""
+    """One delivery, as the store that it is given: sees every swap, and does to it what the plan says."""
 
-    def __init__(self, store: Store, task: "Task", number: int, turn: Callable[[], object] | None = None) -> None:
-        super().__init__(store)
+    def __init__(self, task: "Task", number: int, turn: Callable[[], object] | None = None) -> None:
+        super().__init__(task.store)
         self.task = task
         self.number = number
         self.turn = turn or (lambda: None)
-        self.is_struck = turn is not None or number < 0
-        self.is_dead = False
-        self._doing: Operation | None = None
+        self._is_struck = turn is not None or number < 0
+        self._is_dead = self._is_cut_off = False
+        self._overtaken: Callable[[], object] | None = None
         self._token = 0
 
     def now(self) -> int:
         return self.store.now() + self.task.ahead
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        if self.is_dead:
+        if self._is_dead:
             raise Dead
-        self._doing = self._name(new)
         self.task.is_on = True
-        stored = self.task.world.swap(self, new, expected)
+        stored = self._sent(self._name(new), partial(self.store.swap, new, expected))
         if stored is not None and stored.revision == new.revision and new.status is Status.IN_PROGRESS:
             self._token = new.fencing_token
         self.task.note(new, stored)
         return stored
 
-    def fate(self) -> StrEnum | None:
-        """What is to become of the request that is about to leave."""
+    def _sent(self, doing: Operation, send: Callable[[], Record | None]) -> Record | None:
+        if self._is_cut_off:
+            raise StoreUnavailable("world", "swap", "cut off")
         self.turn()
-        assert self._doing is not None
-        return self.task.fate(self._doing, self.number if self.is_struck else None)
+        fault = self.task.fate(doing, self.number) if self._is_struck else None
+        late, self._overtaken = self._overtaken, None
+        try:
+            return self._meet(fault, send)
+        finally:
+            if late:
+                self.task.land(late)
+
+    def _meet(self, fault: Fault | None, send: Callable[[], Record | None]) -> Record | None:
+        match fault:
+            case None:
+                return send()
+            case Fault.DOUBLED:
+                send()
+                return send()
+            case Fault.REPLY_LOST | Fault.DIES_AFTER:
+                send()
+            case Fault.HELD | Fault.OVERTAKEN | Fault.DIES_DURING:
+                self.task.hold(send)
+        if fault in _DEATHS:
+            self._is_dead = True
+            raise Dead
+        self._overtaken = send if fault is Fault.OVERTAKEN else None
+        self._is_cut_off = fault is Fault.CUT_OFF
+        raise StoreUnavailable("world", "swap", fault)
 
     def _name(self, new: Record) -> Operation:
         if self.number < 0:
@@ -191,9 +232,9 @@ _ENDS = {
 class Task:
     """One task: its plan, its ledger, and everything that was seen of it."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
+    def __init__(self, store: Store, plan: Plan) -> None:
         self.plan = plan
-        self.world = world
+        self.store = store
         self.ahead = 0
         self.is_on = False
         self.healed = 0
@@ -247,7 +288,7 @@ class Task:
 
     def deliver(self, number: int, turn: Callable[[], object] | None = None) -> Told:
         """One delivery, clean if it takes no turns."""
-        delivery = OneDelivery(self.world.store, self, number, turn)
+        delivery = OneDelivery(self, number, turn)
         try:
             delivery.turn()
             told = self._told(delivery, clean=turn is None)
@@ -266,16 +307,16 @@ class Task:
 
     def _bury(self) -> None:
         """End the lease of whoever has the claim, as the parent of a process does that died; this one lives."""
-        record = self.world.store.get(self._key)
+        record = self.store.get(self._key)
         if record is not None and record.status is Status.IN_PROGRESS:
             self.faults["lease ended by another"] += 1
             with contextlib.suppress(StoreUnavailable, Dead):
-                end_lease(OneDelivery(self.world.store, self, PARENT), record, Clock(self))
+                end_lease(OneDelivery(self, PARENT), record, Clock(self))
 
     def _announce(self) -> None:
         """Record the operation and confirm it, as a publisher does; in any case the message is sent."""
         outgoing = Outgoing(operation=operation(self._key, self.plan.promise, PUBLISHER), queued_for=self._lease)
-        publisher = OneDelivery(self.world.store, self, PUBLISHER)
+        publisher = OneDelivery(self, PUBLISHER)
         with contextlib.suppress(StoreUnavailable):
             decision = announce(publisher, outgoing)
             if isinstance(decision, Announce):
@@ -295,9 +336,9 @@ class Task:
             each()
         self.faults["landed late"] += len(landing)
 
-    def fate(self, doing: Operation, number: int | None) -> StrEnum | None:
-        """What becomes of a request; ``number`` is None for clean deliveries, which nothing strikes."""
-        for index, strike in enumerate(self.plan.strikes if number is not None else ()):
+    def fate(self, doing: Operation, number: int) -> Fault | None:
+        """What becomes of a write."""
+        for index, strike in enumerate(self.plan.strikes):
             if strike.operation is doing and self._left[index] and strike.delivery in (None, number):
                 self._left[index] -= 1
                 self.faults[strike.fault.replace("-", " ")] += 1
@@ -442,8 +483,8 @@ _MOST_CLEAN = 5
 _DIED = Told("died")
 
 
-def at_random(seed: int, number: int, strike: Callable[[random.Random, Operation, int | None], Strike]) -> Plan:
-    """A plan of its own for every ``seed`` and ``number``; ``strike`` draws a fault for an operation and a delivery."""
+def at_random(seed: int, number: int) -> Plan:
+    """A plan of its own for every ``seed`` and ``number``."""
     rng = random.Random(f"{seed}:{number}")
     program = rng.choices(list(Program), (8, 3, 2, 2, 2, 1))[0]
     deliveries = rng.choices((1, 2, 3), (6, 4, 1))[0]
@@ -453,7 +494,7 @@ def at_random(seed: int, number: int, strike: Callable[[random.Random, Operation
     later = [Operation.TAKEOVER, Operation.GIVING_UP, Operation.LEASE_END] if deliveries > 1 else []
     struck = [Operation.ANNOUNCEMENT, Operation.CLAIM, *_ENDED_BY[program], *later]
     strikes = tuple(
-        strike(rng, rng.choice(struck), rng.randrange(deliveries) if rng.random() < 0.3 else None)
+        _strike(rng, rng.choice(struck), rng.randrange(deliveries) if rng.random() < 0.3 else None)
         for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0])
     )
     return Plan(
@@ -466,6 +507,15 @@ def at_random(seed: int, number: int, strike: Callable[[random.Random, Operation
         clock_follows=rng.random() < 0.5,
         number=number,
     )
+
+
+def _strike(rng: random.Random, operation: Operation, delivery: int | None) -> Strike:
+    fault = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+    if operation is Operation.ANNOUNCEMENT and fault in _LAST:
+        fault = Fault.HELD  # a publisher that dies sends no message, so there is nothing to deliver
+    if fault in _LAST:
+        return Strike(operation, fault, 1, delivery, lasts=True)
+    return Strike(operation, fault, rng.choices(_TIMES, (12, 3, 1, 1))[0], delivery)
 
 
 def _random_move(rng: random.Random, deliveries: int) -> str:

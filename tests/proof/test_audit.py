@@ -1,16 +1,17 @@
 """The audits see what they are there to see: each rule is noticed when it alone is broken."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_record
 from lab.ledger import Row
 from lab.proof import soak
 from lab.proof.audit import Evidence, Nemesis, judge
-from lab.proof.course import Plan, Task, World
+from lab.proof.course import Plan, Task
 from lab.proof.verdicts import PROMISES, Told, Verdict
 
 DONE, OTHER, UNKNOWN = Told("finished", "receipt"), Told("finished", "another"), Told("OutcomeUnknown")
@@ -31,7 +32,7 @@ def breaches(
     status: Status | None = Status.COMPLETED,
 ) -> list[str]:
     """What is wrong with an operation; as it stands here, a lease ended early, and nothing is."""
-    task = Task(cast("World", None), Plan(promise=PROMISES[promise], deliveries=deliveries, moves=moves))
+    task = Task(MemoryStore(), Plan(promise=PROMISES[promise], deliveries=deliveries, moves=moves))
     task.effects, task.begun, task.told = list(effects), list(begun), list(told)
     task.claims = {number: (token, "somebody") for number, token in enumerate(tokens)}
     return list(task.breaches(task.seen(list(clean), status)))

@@ -1,6 +1,5 @@
 """Faults at every write: a short form of the campaign, and proof that it can see."""
 
-import itertools
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -9,9 +8,9 @@ import pytest
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_record
-from lab.proof.campaign import Fault, _Writes, at_a_write, attack
-from lab.proof.course import PUBLISHER, Dead, OneDelivery, Operation, Plan, Strike, Task, at_random
-from lab.proof.flaws import CONTROLS
+from lab.proof.campaign import attack
+from lab.proof.course import PUBLISHER, Dead, Fault, OneDelivery, Operation, Plan, Strike, Task, at_random
+from lab.proof.flaws import CONTROLS, FLAWS
 from lab.proof.targets import ALL, Site
 from lab.proof.verdicts import PROMISES
 from tests.support.stores import a_store
@@ -60,10 +59,9 @@ def test_a_fault_does_what_its_name_says(fault: Fault | None, happens: str) -> N
     """To the first of two writes: what arrives, and what their sender is told."""
     happened: list[str] = []
     store = Mock(swap=lambda new, expected: happened.append(new.key))
-    world = _Writes(itertools.repeat(store), "none")
     strikes = () if fault is None else (Strike(Operation.ANNOUNCEMENT, fault),)
-    task = Task(world, Plan(promise=PROMISES["exactly once"], strikes=strikes))
-    sender = OneDelivery(world.store, task, PUBLISHER)
+    task = Task(store, Plan(promise=PROMISES["exactly once"], strikes=strikes))
+    sender = OneDelivery(task, PUBLISHER)
     for key in ("first", "second"):
         try:
             sender.swap(replace(a_record(), key=key), None)
@@ -82,8 +80,7 @@ def test_what_is_broken_is_seen_and_found_again_by_its_number(flaw: str) -> None
     """Each control breaks a promise; the plan of an operation depends on seed and number, so it breaks alone, too."""
 
     def problems(flaw: str, number: int) -> int:
-        world = _Writes(itertools.repeat(MemoryStore()), flaw)
-        return len(Task(world, at_random(SEED, number, at_a_write)).attack().problems)
+        return len(Task(FLAWS[flaw](MemoryStore()), at_random(SEED, number)).attack().problems)
 
     broken, seen = next((number, seen) for number in range(400) if (seen := problems(flaw, number)))
     assert (problems(flaw, broken), problems("none", broken)) == (seen, 0)
