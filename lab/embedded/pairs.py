@@ -113,7 +113,8 @@ class PostgresPair(Pair[EmbeddedPostgres]):
 
     def promote(self) -> None:
         super().promote()
-        _execute(self.primary, "SELECT pg_promote()")
+        _execute(self.primary, "SELECT pg_promote(wait => false)")  # one that waits can conflict with recovery
+        _until(lambda: _execute(self.primary, "SELECT WHERE NOT pg_is_in_recovery()") == 1, "the promotion")
 
     def move_second(self) -> None:
         """Break the connections that were made by the second URL to the old primary."""
