@@ -32,7 +32,7 @@ from celery_idempotent.errors import (
     members,
 )
 from celery_idempotent.protocol.codec import Codec, Encoded, Kept, describe, own_failure
-from celery_idempotent.protocol.contents import ContentLost, Slot, outcome_slot, pack, unpack
+from celery_idempotent.protocol.contents import ContentLost, Slot, is_packed, outcome_slot, pack, unpack
 from celery_idempotent.protocol.effects import in_words
 from celery_idempotent.protocol.operation import (
     Answer,
@@ -410,7 +410,7 @@ class Delivery:
     def _recorded(self, record: Record) -> Any:
         """The result in a record that was loaded, or the failure to raise."""
         try:
-            return outcome_of(self._codec, self._policy, record, never=self._control.steering)
+            return outcome_of(self._codec, self._policy, record, self._control)
         except ResultLost as error:
             self._emit(EventName.RESULT_LOST, record, error.reason)
             raise
@@ -452,7 +452,7 @@ def _or_less(write: Callable[[], T], less: Callable[[], T]) -> Callable[[], T]:
 def load(store: Store, record: Record) -> Record:
     """The record with its outcome as it was encoded; or without one, and why. Raises ``RecordUnreadable``."""
     encoded = _encoded(record)
-    if encoded is None:
+    if encoded is None or not is_packed(store, encoded):
         return record
     try:
         outcome = unpack(store, encoded, outcome_slot(record))
@@ -461,17 +461,17 @@ def load(store: Store, record: Record) -> Record:
     return record if outcome is encoded else record.but(result=outcome.data, content_type=outcome.content_type)
 
 
-def outcome_of(codec: Codec, policy: Policy, record: Record, *, never: tuple[type[BaseException], ...]) -> Any:
+def outcome_of(codec: Codec, policy: Policy, record: Record, control: ControlFlow) -> Any:
     """The result in a record that was loaded, or the failure to raise; ``ResultLost`` if there is none to decode here.
 
-    ``never`` are types that steer a caller, beside the library's own.
+    No failure steers a caller.
     """
     kept, is_failure = _encoded(record), record.status is Status.FAILED
     if kept is None and not is_failure:
         raise ResultLost(record.key, record.error or "no reason recorded")
-    never = (SafeToRetry, *OUR_OWN, *never)
     try:
         if kept is None or is_failure:
+            never = (SafeToRetry, *OUR_OWN, *control.steering)
             return codec.decode_failure(kept, record.key, remembered=policy.outcomes, never=never)
         return codec.decode(kept)
     except KombuError as error:

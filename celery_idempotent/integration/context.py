@@ -7,7 +7,7 @@ the identity is resolved, and the arguments are kept, when the request is pushed
 import pickle
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 from celery import Task
 from celery.app.task import Context
@@ -18,6 +18,7 @@ from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.troubleshooting import with_link
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 CONTENT_TYPE = "idempotency_content_type"
 """Attribute of a request by which a worker tells the content type of its message."""
@@ -52,8 +53,8 @@ class DeliveryContext:
         self.task = task
         self._message = request.id, request.properties
         # One that runs eagerly is never postponed; a serialiser of the user's can make what pickle cannot take.
-        copy = partial(pickle.dumps, (request.args, request.kwargs), pickle.HIGHEST_PROTOCOL)
-        self._arguments = None if request.is_eager else or_none(copy)
+        given = request.args, request.kwargs
+        self._arguments = None if request.is_eager else or_none(pickle.dumps, given, pickle.HIGHEST_PROTOCOL)
         self.identity = at_once(derive)
 
     def is_of(self, task: str, request: Context) -> bool:
@@ -83,12 +84,12 @@ def at_once(derive: Callable[[], Identity]) -> Callable[[], Identity]:
     return lambda: identity
 
 
-def or_none(act: Callable[[], T]) -> T | None:
+def or_none(act: Callable[[*Args], T], *args: *Args) -> T | None:
     """What ``act`` gives; None where it always fails."""
     try:
-        return act()
+        return act(*args)
     except Exception as first:  # noqa: BLE001 - as above
-        own_failure(act, first)
+        own_failure(partial(act, *args), first)
     return None
 
 

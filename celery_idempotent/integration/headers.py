@@ -158,9 +158,7 @@ def bound_header(content: str, owner: str, task_id: str) -> str:
 
 
 def _in_bound_header(headers: Mapping[str, Any], name: str, owner: str, task_id: str) -> str:
-    if name not in headers:
-        return ""
-    told = str(headers[name])
+    told = str(headers.get(name, ""))
     content = told.partition(":")[2]
     return content if content and told == bound_header(content, owner, task_id) else ""
 
@@ -172,6 +170,8 @@ def identity_header(identity: Identity, scope: str, task_id: str) -> str:
 
 def identity_in(headers: Mapping[str, Any], scope: str, task_id: str) -> Identity | None:
     """The identity that the headers carry for this very scope and task id."""
+    if IDENTITY_HEADER not in headers:
+        return None
     found = _IDENTITY.fullmatch(_in_bound_header(headers, IDENTITY_HEADER, scope, task_id))
     return found and Identity(f"{scope}:{found['key']}", found["fingerprint"] or None)
 

@@ -81,10 +81,10 @@ class Codec(NamedTuple):
         """The value that was encoded; raises ``DecodeError``, or ``ContentDisallowed``, which are kombu's."""
         if not encoded.data and encoded.content_type != _NEVER_ENCODED:
             raise DecodeError("it is empty")  # kombu would give it back as it is
-        text = encoded.data
-        if isinstance(text, str) and encoded.content_type == _JSON and _is_bare(text) and _is_kombus_json():
+        if encoded.content_type == _JSON and isinstance(text := encoded.data, str) and _is_kombus_json():
             try:
-                return _FROM_JSON(text)
+                if "__" not in text and "\\" not in text:  # no marker can be in it, however it is written
+                    return _FROM_JSON(text)
             except (ValueError, RecursionError):
                 pass  # kombu says what is wrong
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
@@ -184,11 +184,6 @@ def _is_kombus_json() -> bool:
 def as_bytes(data: str | bytes) -> bytes:
     """The bytes of an encoded outcome, which may be any text of Python's."""
     return data.encode(*ANY_TEXT) if isinstance(data, str) else data
-
-
-def _is_bare(json: str) -> bool:
-    """Whether no marker can be in it, however that is written."""
-    return "__" not in json and "\\" not in json
 
 
 def _again(act: Callable[[], T]) -> T:

@@ -100,6 +100,11 @@ def pack_small(store: Store, encoded: Encoded, slot: Slot) -> Packed | None:
     return packed
 
 
+def is_packed(store: Store, encoded: Encoded) -> bool:
+    """Whether ``encoded`` may have another form than the one that a codec gave it."""
+    return hasattr(store, "unpack") or encoded.content_type in (OBJECT, ENCRYPTED)
+
+
 def unpack(store: Store, encoded: Encoded, slot: Slot) -> Encoded:
     unpacking = getattr(store, "unpack", None)
     if unpacking is not None:

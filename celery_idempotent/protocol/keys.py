@@ -75,25 +75,16 @@ class CallSignature:
         """The call's arguments by name, as the body gets them; raises what calling the task would."""
         if self.convert is not None:
             args, kwargs = self.convert(_unshared(tuple(args)), _unshared(dict(kwargs)))
-        args = tuple(args)
-        bound = self._bound(args, kwargs)
-        if bound is None:  # unusual, or wrong: inspect is slower, and says what is wrong
-            bound = self.signature.bind(*args, **kwargs)
-            bound.apply_defaults()
+        args, defaults = tuple(args), self._defaults
+        if defaults is not None and len(args) <= len(defaults):
+            given = {**dict(zip(defaults, args, strict=False)), **kwargs} if args else kwargs
+            arguments: Any = {**defaults, **given}
+            is_right = len(arguments) == len(defaults) and len(given) == len(args) + len(kwargs)
+            if is_right and id(inspect.Parameter.empty) not in map(id, arguments.values()):  # nobody's __eq__ is asked
+                return inspect.BoundArguments(self.signature, arguments)
+        bound = self.signature.bind(*args, **kwargs)  # unusual, or wrong: inspect is slower, and says what is wrong
+        bound.apply_defaults()
         return bound
-
-    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
-        defaults = self._defaults
-        if defaults is None or len(args) > len(defaults):
-            return None
-        given = {**dict(zip(defaults, args, strict=False)), **kwargs} if args else kwargs
-        arguments: Any = {**defaults, **given}
-        is_wrong = (
-            len(arguments) > len(defaults)
-            or len(given) < len(args) + len(kwargs)
-            or id(inspect.Parameter.empty) in map(id, arguments.values())  # nothing of the author's compares here
-        )
-        return None if is_wrong else inspect.BoundArguments(self.signature, arguments)
 
 
 class Selector:

@@ -86,8 +86,10 @@ class Record:
         As ``dataclasses.replace``, which takes longer than all the rest of a write: no field depends on another.
         """
         changed = object.__new__(type(self))
-        vars(changed).update(vars(self), **changes)
-        if len(vars(changed)) != len(_FIELDS):
+        held = vars(changed)
+        held.update(vars(self))
+        held.update(changes)
+        if len(held) != len(_FIELDS):
             raise TypeError(f"a record has no field {min(changes.keys() - set(_FIELDS))!r}")
         return changed
 

@@ -201,7 +201,7 @@ def _(right: Mistake, self: Any, store: Any, kept: Any, writes: Any) -> Any:
 
 
 _mutant("replays answer with None", "celery-heimdall, AWS Powertools 8090", delivery, "outcome_of")(
-    lambda right, *args, **steering: None
+    lambda right, *args: None
 )
 _mutant("vanished record written without a condition", "AWS Powertools _update_record", claim, "_twice")(
     lambda right, swap, new, expected: right(

@@ -125,7 +125,7 @@ def _answer(task: Task, decision: Known, options: Mapping[str, Any]) -> Any:
     state = value = None
 
     def recorded() -> Any:
-        return outcome_of(codec, policy, load(runtime.store, record), never=CONTROL_FLOW.steering)
+        return outcome_of(codec, policy, load(runtime.store, record), CONTROL_FLOW)
 
     try:
         match decision:
