@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -24,6 +24,24 @@ from tests.support import commands
 from tests.support.deliveries import Shop, an_app, deliver
 
 
+def test_store_is_that_of_the_settings_wherever_and_whenever_they_get_it() -> None:
+    """Also between two deliveries, and where another namespace names it differently."""
+    app, stores = Celery(set_as_current=False), [MemoryStore() for _ in range(6)]
+    named = [SimpleNamespace(idempotency_store=stores[2]), SimpleNamespace(SHOP_IDEMPOTENCY_STORE=stores[3])]
+    gives: list[Callable[[MemoryStore], object]] = [
+        lambda store: app.conf.update(idempotency_store=store),
+        lambda store: setattr(app.conf, "idempotency_store", store),
+        lambda _: app.config_from_object(named[0], force=True),
+        lambda _: app.config_from_object(named[1], force=True, namespace="SHOP"),
+        lambda store: setattr(named[1], "SHOP_IDEMPOTENCY_STORE", store),
+        lambda store: app.conf.update(SHOP_IDEMPOTENCY_STORE=store),
+    ]
+    for give, store in zip(gives, stores, strict=True):
+        give(store)
+        assert runtime_of(app).store is app.conf.get("idempotency_store")
+    assert app.conf.get("idempotency_store") is stores[5]
+
+
 def test_store_is_opened_once_by_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two stores in memory neither would know what the other has run."""
     arrived, lock = threading.Barrier(4), threading.Lock()
@@ -34,7 +52,8 @@ def test_store_is_opened_once_by_many_threads(monkeypatch: pytest.MonkeyPatch) -
         with lock:
             yield
 
-    runtime = runtime_of(an_app(idempotency_store="memory://"))
+    app = an_app(idempotency_store="memory://")  # which its runtime does not keep
+    runtime = runtime_of(app)
     monkeypatch.setattr(type(runtime), "_opening", property(lambda self: crowded()), raising=False)
     with ThreadPoolExecutor(4) as threads:
         opened = list(threads.map(lambda _: runtime.store, range(4)))
