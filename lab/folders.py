@@ -46,14 +46,8 @@ def temporary_folder() -> Iterator[Path]:
 def sweep() -> None:
     """Delete the folders whose owners are dead."""
     for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
-        with contextlib.suppress(OSError):  # it has a living owner, is another user's, or was deleted meanwhile
-            _delete_if_abandoned(mark.parent)
-
-
-def _delete_if_abandoned(folder: Path) -> None:
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(lock)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            lock = os.open(mark.parent, os.O_RDONLY)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if it has a living owner or is another user's
+            shutil.rmtree(mark.parent, ignore_errors=True)

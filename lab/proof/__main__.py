@@ -152,12 +152,12 @@ def oracle(stores: Iterable[str], examples: int) -> None:
     followed: list[dict[str, object]] = []
     judged: list[dict[str, object]] = []
     for store in _present(stores):
-        with start(store) as site:
-            flaws.follow(site.url, examples=examples)
+        with start(store) as url:
+            flaws.follow(url, examples=examples)
             followed.append({"store": TARGETS[store].label, "runs": examples, "steps": flaws.STEPS})
             console.print(f"{store}: {examples} runs of {flaws.STEPS} steps agree with the oracle")
             for flaw in [name for name, each in flaws.STORE_FLAWS.items() if store in each.stores]:
-                noticed = dict(flaws.judge(store, site.url, flaw))
+                noticed = dict(flaws.judge(store, url, flaw))
                 judged.append({"store": TARGETS[store].label, "flaw": flaw, "noticed": noticed})
                 console.print(f"{store}, broken: {flaw}: noticed by {', '.join(noticed) or 'NOBODY'}")
     _keep("oracle", {"followed": followed, "broken stores": judged})

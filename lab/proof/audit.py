@@ -125,14 +125,11 @@ def verdict_of(operation: str, seen: Seen, hit: int = 0, *problems: str) -> Verd
 def _judged(
     evidence: Evidence, operation: str, promise: Promise, rows: Sequence[Row], delivered: Sequence[Delivery]
 ) -> Verdict:
-    record = evidence.final.get(operation)
-    hit = [each for each in delivered if any(each.is_hit_by(nemesis) for nemesis in evidence.nemeses)]
+    record, drained = evidence.final.get(operation), evidence.drained.get(operation)
+    hit = [each for each in delivered if any(map(each.is_hit_by, evidence.nemeses))]
     told = [Told("finished", row.reference) for row in rows if row.what == "told"]
-    kept = (
-        [Told("finished", json.loads(record.result))]
-        if record and record.status is Status.COMPLETED and record.result
-        else []
-    )
+    is_completed = record is not None and record.status is Status.COMPLETED
+    kept = [Told("finished", json.loads(record.result))] if record and is_completed and record.result else []
     seen = Seen(
         promise=promise,
         effects=sum(row.what == "effect" for row in rows),
@@ -141,19 +138,12 @@ def _judged(
         excused=sum(each.has_effect for each in hit),
         may_be_unknown=bool(hit),
     )
-    return verdict_of(operation, seen, len(hit), *_contradictions(evidence, seen, rows, told, kept, operation))
-
-
-def _contradictions(
-    evidence: Evidence, seen: Seen, rows: Sequence[Row], told: list[Told], kept: list[Told], operation: str
-) -> Iterator[str]:
-    drained = evidence.drained.get(operation)
-    if drained is None or drained.status not in FINAL:
-        yield "the queue ran empty and it had no outcome"
-    if told and not kept and not seen.unknown:
-        yield "a caller was told a success, and the record does not say so"
     failures = {row.reference for row in rows if row.what == "told failure"}
-    if seen.promise.doubtful and seen.may_be_unknown:
+    if promise.doubtful and hit:
         failures -= {"OutcomeUnknown"}  # also where its owner, stopped for a while, has recorded an outcome since
-    if failures:
-        yield f"its callers were told {sorted(failures)}"
+    contradictions = {
+        "the queue ran empty and it had no outcome": drained is None or drained.status not in FINAL,
+        "a caller was told a success, and the record does not say so": told and not kept and not seen.unknown,
+        f"its callers were told {sorted(failures)}": failures,
+    }
+    return verdict_of(operation, seen, len(hit), *(each for each, is_so in contradictions.items() if is_so))

@@ -23,7 +23,7 @@ from lab.proof.course import Task, at_random
 from lab.proof.flaws import CONTROLS, FLAWS
 from lab.proof.jobs import Progress, Report, fan_out
 from lab.proof.table import CONTROL, Row
-from lab.proof.targets import ALL, TARGETS, Site, start
+from lab.proof.targets import ALL, TARGETS, start
 from lab.proof.verdicts import Result, rows_of
 
 STORES = (*ALL, "memory")
@@ -50,7 +50,7 @@ def _opened(target: str, url: str) -> Iterator[Store]:
 
 def attack(
     target: str,
-    site: Site,
+    url: str,
     *,
     seed: int,
     faulted: int,
@@ -61,7 +61,7 @@ def attack(
 ) -> Result:
     """Go on until ``faulted`` operations have met a fault."""
     began, verdicts = time.monotonic(), []
-    given: dict[str, Any] = {"target": target, "url": site.url, "faulted": faulted, "seed": seed}
+    given: dict[str, Any] = {"target": target, "url": url, "faulted": faulted, "seed": seed}
     for verdict in fan_out(_work, processes, **given, flaw=flaw, first=first):
         verdicts.append(verdict)
         progress(int(verdict.is_faulted))
@@ -77,11 +77,11 @@ def attack(
 
 def run(target: str, faulted: int, seed: int, progress: Progress, first: int = 0) -> Result:
     """One store: the fire and the controls."""
-    with start(target) as site:
-        found = attack(target, site, seed=seed, faulted=faulted, progress=progress, first=first)
-    with start(target) as site:
+    with start(target) as url:
+        found = attack(target, url, seed=seed, faulted=faulted, progress=progress, first=first)
+    with start(target) as url:
         few = max(200, faulted // 500)
-        blind = [_control(attack(target, site, seed=seed, faulted=few, flaw=flaw), flaw) for flaw in CONTROLS]
+        blind = [_control(attack(target, url, seed=seed, faulted=few, flaw=flaw), flaw) for flaw in CONTROLS]
     return replace(found, rows=[*found.rows, *blind])
 
 

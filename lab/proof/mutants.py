@@ -251,9 +251,9 @@ def _(right: Mistake, self: Any, operation: Any) -> Any:
     return decision
 
 
-@_mutant("lease ended without a condition", "huey's flush", delivery, "end_lease")
-def _(right: Mistake, store: Any, record: Record, clock: Any) -> Any:
-    store.swap(protocol.abandoned(record, store.now(), claim.new_nonce()), ANY)
+_mutant("lease ended without a condition", "huey's flush", delivery, "end_lease")(
+    lambda right, store, record, clock: store.swap(protocol.abandoned(record, store.now(), claim.new_nonce()), ANY)
+)
 
 
 @_mutant("late outcome thrown away", "forgotten case", Claim, "complete")
@@ -263,9 +263,7 @@ def _(right: Mistake, self: Any, *outcome: Any) -> Any:
     return right(self, *outcome)
 
 
-@_mutant("claim born expired", "an earlier version", Claim, "renew_if_half_over")
-def _(right: Mistake, self: Any) -> Any:
-    pass
+_mutant("claim born expired", "an earlier version", Claim, "renew_if_half_over")(lambda right, self: None)
 
 
 def judge(mutant: Mutant) -> tuple[str, str]:

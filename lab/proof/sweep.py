@@ -223,9 +223,8 @@ class _DynamoDBTable:
         )
 
     def commit(self, key: str, handle: ProtectedAttempt) -> None:
-        add = {"UpdateExpression": "ADD #effects :one", "ExpressionAttributeNames": {"#effects": "effects"}}
-        values = {"ExpressionAttributeValues": {":one": 1}}
-        handle.commit("done", [{"Update": {"TableName": self._table, "Key": {"key": key}, **add, **values}}])
+        add = {"UpdateExpression": "ADD effects :one", "ExpressionAttributeValues": {":one": 1}}
+        handle.commit("done", [{"Update": {"TableName": self._table, "Key": {"key": key}, **add}}])
 
     def count(self, key: str) -> int:
         asked: Any = {"TableName": self._table, "Key": {"key": {"S": key}}, "ConsistentRead": True}
@@ -237,15 +236,14 @@ class _SQLTable:
     """One row for each effect, without a unique constraint."""
 
     def __init__(self, url: str) -> None:
-        columns = Column("key", String(200)), Column("nonce", String(40))
-        self._table = Table(f"effects_{uuid4().hex}", MetaData(), *columns)
+        self._table = Table(f"effects_{uuid4().hex}", MetaData(), Column("key", String(200)))
         # Nothing that is open may cross the forks.
         self._engine = create_engine(make_url(url).set(query={}), poolclass=NullPool)
         self._table.create(self._engine)
 
     def commit(self, key: str, handle: ProtectedAttempt) -> None:
         with handle.transaction() as transaction:
-            transaction.execute(insert(self._table).values(key=key, nonce=uuid4().hex))
+            transaction.execute(insert(self._table).values(key=key))
             transaction.done("done")
 
     def count(self, key: str) -> int:
@@ -529,7 +527,7 @@ def sweep(
     """
     found: list[Verdict] = []
     with ExitStack() as stack:
-        place = url or stack.enter_context(start(target)).url
+        place = url or stack.enter_context(start(target))
         began = time.monotonic()
         given: dict[str, Any] = {"how": how, "kinds": kinds, "target": target, "url": place, "flaw": flaw}
         for verdict in fan_out(_work, processes, **given):

@@ -10,14 +10,6 @@ from lab.servers import Servers
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """A store that can be reached, and the server that can be killed and comes back with all it has acknowledged."""
-
-    url: str
-    server: Server | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
     """A kind of store as the table prints it, the system calls that change or see it, and its server, if it has one."""
 
@@ -46,13 +38,13 @@ ALL = tuple(TARGETS)
 
 
 @contextmanager
-def start(name: str) -> Iterator[Site]:
-    """A new and empty store of that kind; one in memory has no address."""
+def start(name: str) -> Iterator[str]:
+    """The address of a new and empty store of that kind; one in memory has none."""
     if name == "memory":
-        yield Site("")
+        yield ""
         return
     with temporary_folder() as folder, Servers(name, "", folder) as servers:
-        yield Site(servers.store_url, servers.durable_store)
+        yield servers.store_url
 
 
 def why_not(name: str) -> str | None:

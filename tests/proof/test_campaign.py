@@ -11,7 +11,7 @@ from celery_idempotent.testing.contract import a_record
 from lab.proof.campaign import attack
 from lab.proof.course import PUBLISHER, Dead, Fault, OneDelivery, Operation, Plan, Strike, Task, at_random
 from lab.proof.flaws import CONTROLS, FLAWS
-from lab.proof.targets import ALL, Site
+from lab.proof.targets import ALL
 from lab.proof.verdicts import PROMISES
 from tests.support.stores import a_store
 
@@ -25,8 +25,8 @@ SEED = 5
 )
 def test_no_fault_at_any_write_breaks_a_promise(name: str) -> None:
     """Whichever store is struck, with two attackers on one server, together as many operations as were asked for."""
-    with a_store(name) as site:
-        found = attack(name, site, faulted=150, seed=SEED, processes=2)
+    with a_store(name) as url:
+        found = attack(name, url, faulted=150, seed=SEED, processes=2)
     assert found.problems == []
     assert sum(row.faulted for row in found.rows) == 150
     assert {row.violations + row.stuck + row.unexplained for row in found.rows} == {0}
@@ -34,7 +34,7 @@ def test_no_fault_at_any_write_breaks_a_promise(name: str) -> None:
 
 def test_every_write_and_every_fault_is_met() -> None:
     """Nothing that could be struck is left out, and nothing that strikes; each pair is met by a longer run."""
-    found = attack("memory", Site(""), faulted=500, seed=SEED)
+    found = attack("memory", "", faulted=500, seed=SEED)
     pairs = [each.split(" at ", 1) for each in found.reached]
     assert ({fault for fault, _ in pairs}, {operation for _, operation in pairs}) == (set(Fault), set(Operation))
     assert found.problems == []

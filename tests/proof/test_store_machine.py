@@ -23,15 +23,15 @@ def test_memory_store_follows_the_oracle() -> None:
 @pytest.mark.parametrize("name", some_nightly(*ALL))
 def test_store_follows_the_oracle(name: str) -> None:
     """A real server's store, over fewer runs of 30 steps, as a request or a connection takes longer."""
-    with a_store(name) as site:
-        follow(site.url, examples=50 if name in {"redis", "sqlite"} else 20)
+    with a_store(name) as url:
+        follow(url, examples=50 if name in {"redis", "sqlite"} else 20)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", some_nightly("redis", "postgres", "mariadb", "sqlite"))
 def test_store_with_a_mistake_of_its_own_is_noticed(name: str) -> None:
     """The oracle, races or the crash sweep see each mistake that is put into a store's script or statements."""
-    with a_store(name) as site:
+    with a_store(name) as url:
         flaws = [flaw for flaw, each in STORE_FLAWS.items() if name in each.stores]
-        assert [flaw for flaw in flaws if next(judge(name, site.url, flaw), None) is None] == []
+        assert [flaw for flaw in flaws if next(judge(name, url, flaw), None) is None] == []
     assert len(flaws) >= 4

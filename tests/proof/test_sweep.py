@@ -34,8 +34,8 @@ def first_now(*names: str) -> list[object]:
 
 
 def swept(how: str, name: str, **options: object) -> Result:
-    with a_store(name) as site:
-        return sweep(how, target=name, url=site.url, **options)  # type: ignore[arg-type]
+    with a_store(name) as url:
+        return sweep(how, target=name, url=url, **options)  # type: ignore[arg-type]
 
 
 def by_promise(found: Result) -> dict[str, Row]:

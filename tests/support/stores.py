@@ -10,17 +10,17 @@ import pytest
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing.contract import a_record
-from lab.proof.targets import Site, start, why_not
+from lab.proof.targets import start, why_not
 
 
 @contextmanager
-def a_store(name: str) -> Iterator[Site]:
-    """A new store of one of :data:`lab.proof.targets.ALL`; without its server the test is skipped, or fails in CI."""
+def a_store(name: str) -> Iterator[str]:
+    """The address of a new store of that kind; without its server the test is skipped, or fails in CI."""
     if reason := why_not(name):
         verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         verdict(f"{name}: {reason}")
-    with start(name) as site:
-        yield site
+    with start(name) as url:
+        yield url
 
 
 def kept(store: Store, **values: Any) -> Record:
