@@ -12,16 +12,12 @@ from lab.fleet import WORKER_NAME
 from lab.ledger import Ledger, Row
 
 
-def operation_of(task: Any) -> str:
-    """What the task executes: its first argument; empty where it is only published."""
-    first = next(iter((task.request.kwargs or {}).values()), "")
-    return str(first["id"] if isinstance(first, dict) else first)
-
-
 def note(ledger: Ledger, what: str, task: Any, **more: Any) -> None:
-    """Write down something of the running task."""
+    """Write down something of the running task, whose operation is its first argument."""
     name, task_id = task.name.rpartition(".")[2], task.request.id or ""
-    ledger.append(Row(what=what, task=name, order=operation_of(task), task_id=task_id, **more))
+    operation = next(iter((task.request.kwargs or {}).values()), "")  # nothing where it is only published
+    order = str(operation["id"] if isinstance(operation, dict) else operation)
+    ledger.append(Row(what=what, task=name, order=order, task_id=task_id, **more))
 
 
 def observe(ledger: Ledger) -> None:

@@ -46,10 +46,6 @@ def result_of(order: dict[str, Any]) -> dict[str, Any]:
     return {"order": order["id"], "charge": "ch_3PqkT2eZvKYlo2C", "amount": order["total"]}
 
 
-def _charge(order: dict[str, Any]) -> dict[str, Any]:
-    return result_of(order)
-
-
 def make_app(store: Store) -> Celery:
     """An app whose broker is never used: the benchmarks deliver by hand."""
     app = Celery("benchmark", broker="memory://", set_as_current=False)
@@ -77,7 +73,7 @@ class GuardedCall:
         self._store = store
         self._app = make_app(store)  # its runtime holds it weakly
         make = self._app.task(name="charge", base=IdempotentTask, idempotent=self._policy, shared=False)
-        self._task: Any = make(_charge)
+        self._task: Any = make(result_of)
         self._codec = runtime_of(self._app).codec
 
     def delivery(self, number: int) -> Callable[[], object]:
@@ -109,8 +105,8 @@ class Tracers:
     def __init__(self, store: Store) -> None:
         self.app = app = make_app(store)
         app.conf.task_ignore_result = True
-        app.task(name="plain", shared=False)(_charge)
-        app.task(name="idempotent", base=IdempotentTask, idempotent=Policy(), shared=False)(_charge)
+        app.task(name="plain", shared=False)(result_of)
+        app.task(name="idempotent", base=IdempotentTask, idempotent=Policy(), shared=False)(result_of)
         app.finalize()
         setup_worker_optimizations(app, _WORKER)
         self._tracers: dict[str, Callable[..., object]] = {
@@ -199,7 +195,7 @@ class Powertools:
 
     def __init__(self, servers: Servers) -> None:
         client = servers.session().client("dynamodb", endpoint_url=servers.dynamodb)
-        self._charge = powertools(client, _charge, "order", 60, use_local_cache=False)
+        self._charge = powertools(client, result_of, "order", 60, use_local_cache=False)
 
     def delivery(self, number: int) -> Callable[[], object]:
         sent = order(number)

@@ -62,28 +62,29 @@ def make_app(setup: Setup) -> Celery:
         broker_connection_retry_on_startup=True,
     )
 
-    @app.task(name=TASK, shared=False, base=_base(app, setup))
+    @app.task(name=TASK, shared=False, base=base_of(app, setup.kind, setup.store))
     def empty(number: int) -> int:
         return number
 
     return app
 
 
-def _base(app: Celery, setup: Setup) -> Any:
-    match setup.kind:
+def base_of(app: Celery, kind: Kind, store: str) -> Any:
+    """The base class of its tasks, when the app is configured for it."""
+    match kind:
         case Kind.PLAIN:
             return app.Task
         case Kind.ONCE:
             # README, "Usage". Non-blocking is its default; what else it offers costs nothing on distinct keys.
-            settings = {"url": setup.store, "default_timeout": 60 * 60}
+            settings = {"url": store, "default_timeout": 60 * 60}
             app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": settings}
             return import_module("celery_once").QueueOnce
         case Kind.SINGLETON:
             # README, "Handling deadlocks": without an expiry a dead worker's lock stays for ever.
-            app.conf.update(singleton_backend_url=setup.store, singleton_lock_expiry=60)
+            app.conf.update(singleton_backend_url=store, singleton_lock_expiry=60)
             return import_module("celery_singleton").Singleton
         case Kind.IDEMPOTENT:
-            app.conf.idempotency_store = setup.store
+            app.conf.idempotency_store = store
             return IdempotentTask
 
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask, Policy, current_attempt, open_store
 from lab.benchmarks.contenders import powertools
+from lab.benchmarks.worker_app import Kind, base_of
 from lab.demo.gateway import Gateway
 from lab.demo.queues import queue_length
 from lab.demo.settings import BACKOFF, LEASE, Settings
@@ -70,8 +70,8 @@ class System(StrEnum):
     """Under what the body runs."""
 
     PLAIN = "plain Celery, acks_late"
-    ONCE = "celery-once 3.0.1"
-    SINGLETON = "celery-singleton 0.3.1"
+    ONCE = Kind.ONCE.value
+    SINGLETON = Kind.SINGLETON.value
     POWERTOOLS = "Powertools 3.37.0 in a task"
     OURS = "celery-idempotent, rerun"
     OURS_CHECKED = "celery-idempotent, rerun, ensure_owned() before the effect"
@@ -273,17 +273,11 @@ def _make_app(system: System, settings: Settings, locks: str) -> Celery:
         case System.PLAIN:
             pass
         case System.ONCE:
-            # Its README: backend and default_timeout as in "Usage", graceful for "return None instead of raising",
-            # keys for "locking based on a subset".
-            redis = {"url": locks, "default_timeout": 60 * 60}
-            app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": redis}
-            options["base"] = import_module("celery_once").QueueOnce
-            options["once"] = {"graceful": True, "keys": ["operation"]}
+            # Its README: graceful for "return None instead of raising", keys for "locking based on a subset".
+            options = {"base": base_of(app, Kind.ONCE, locks), "once": {"graceful": True, "keys": ["operation"]}}
         case System.SINGLETON:
-            # Its README: unique_on for a subset of the arguments; lock_expiry, as a crashed worker leaves its lock.
-            app.conf.singleton_backend_url = locks
-            options["base"] = import_module("celery_singleton").Singleton
-            options |= {"unique_on": ["operation"], "lock_expiry": 60}
+            # Its README: unique_on for a subset of the arguments.
+            options = {"base": base_of(app, Kind.SINGLETON, locks), "unique_on": ["operation"]}
         case System.POWERTOOLS:
             from aws_lambda_powertools.utilities.idempotency.exceptions import IdempotencyAlreadyInProgressError
 
