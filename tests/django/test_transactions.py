@@ -15,18 +15,11 @@ from django.contrib.auth.models import Group, Permission
 from django.db import IntegrityError, connections, transaction
 from django.test import Client, TestCase, TransactionTestCase
 
-from celery_idempotent import (
-    IdempotentTask,
-    Policy,
-    PolicyError,
-    StoreMisconfigured,
-    StoreUnavailable,
-    current_attempt,
-    outbox,
-)
+from celery_idempotent import IdempotentTask, Policy, current_attempt, outbox
 from celery_idempotent.contrib import django as contrib_django
 from celery_idempotent.contrib.django.models import IdempotencyOutbox
 from celery_idempotent.contrib.django.store import DjangoStore
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.outbox import relay
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import OutboxMessage

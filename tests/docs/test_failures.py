@@ -12,19 +12,9 @@ from unittest.mock import patch
 import pytest
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from celery_idempotent import (
-    AtMostOnce,
-    DeadlineExceeded,
-    IdempotentTask,
-    LeaseLost,
-    OutcomeUnknown,
-    Policy,
-    SafeToRetry,
-    Status,
-    StoreUnavailable,
-    current_attempt,
-)
+from celery_idempotent import AtMostOnce, IdempotentTask, Policy, Status, current_attempt
 from celery_idempotent.engine.delivery import Delivery
+from celery_idempotent.errors import DeadlineExceeded, LeaseLost, OutcomeUnknown, SafeToRetry, StoreUnavailable
 from celery_idempotent.integration.broker.recovery import mark
 from celery_idempotent.integration.task import guard
 from celery_idempotent.stores.memory import MemoryStore

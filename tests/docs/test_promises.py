@@ -16,20 +16,8 @@ import pytest
 from sqlalchemy import Column, String, create_engine, text
 from sqlalchemy.orm import Session, declarative_base
 
-from celery_idempotent import (
-    AtLeastOnce,
-    AtMostOnce,
-    Committed,
-    Fenced,
-    IdempotentTask,
-    Keyed,
-    Policy,
-    Status,
-    StoreUnavailable,
-    open_store,
-    outbox,
-)
-from celery_idempotent.protocol.effects import promise
+from celery_idempotent import IdempotentTask, Policy, Status, StoreUnavailable, open_store, outbox
+from celery_idempotent.protocol.effects import AtLeastOnce, AtMostOnce, Committed, Fenced, Keyed, promise
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sql import SQLStore

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cluster import MARKS, on, on_every_broker
-from tests.integration.idempotent_tasks import (
-    charge,
-    charge_and_back_off,
-    charge_with_retries,
-)
+from tests.integration.idempotent_tasks import charge, charge_and_back_off, charge_with_retries
 from tests.support.ledger import Ledger
 
 pytestmark = [pytest.mark.worker, pytest.mark.usefixtures("celery_setup")]

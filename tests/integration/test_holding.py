@@ -13,15 +13,7 @@ from celery import VERSION as CELERY
 from redis import Redis
 
 from lab.proxy import aws_operations
-from tests.integration.cluster import (
-    POOLS,
-    AwsContainer,
-    Cluster,
-    SqsBroker,
-    Worker,
-    WorkerOptions,
-    on,
-)
+from tests.integration.cluster import POOLS, AwsContainer, Cluster, SqsBroker, Worker, WorkerOptions, on
 from tests.integration.idempotent_tasks import charge, charge_and_wait_for_long
 from tests.support.ledger import Ledger
 from tests.support.tcp_proxy import TcpProxy

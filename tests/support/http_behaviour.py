@@ -11,17 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from celery_idempotent import (
-    KeyReused,
-    OutcomeUnknown,
-    Policy,
-    Status,
-    StoreMisconfigured,
-    StoreUnavailable,
-    current_attempt,
-    resolve,
-)
+from celery_idempotent import Policy, Status, current_attempt, resolve
 from celery_idempotent.contrib.http import answer
+from celery_idempotent.errors import KeyReused, OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock, FaultyStore
 from tests.support.deliveries import an_app

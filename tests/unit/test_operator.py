@@ -10,23 +10,10 @@ from unittest.mock import Mock
 import pytest
 from celery import Celery
 
-from celery_idempotent import (
-    AtMostOnce,
-    IdempotentTask,
-    Keyed,
-    OutcomeUnknown,
-    Policy,
-    PolicyError,
-    Record,
-    Status,
-    StoreMisconfigured,
-    current_attempt,
-    forget,
-    release,
-    resolve,
-    signals,
-)
+from celery_idempotent import IdempotentTask, Policy, Record, Status, current_attempt, forget, release, resolve, signals
+from celery_idempotent.errors import OutcomeUnknown, PolicyError, StoreMisconfigured
 from celery_idempotent.integration.operating.verdicts import this_user
+from celery_idempotent.protocol.effects import AtMostOnce, Keyed
 from celery_idempotent.protocol.verdicts import Action, kept_until
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock

@@ -14,17 +14,9 @@ import pytest
 from celery import Celery, Task
 from celery.exceptions import Reject, Retry
 
-from celery_idempotent import (
-    IdempotencyError,
-    IdempotentMixin,
-    IdempotentTask,
-    KeyMissing,
-    LeaseLost,
-    Policy,
-    current_attempt,
-    idempotent,
-)
-from celery_idempotent.errors import OutcomeUnknown, PolicyError, SafeToRetry, StoreMisconfigured, StoreUnavailable
+from celery_idempotent import IdempotentMixin, IdempotentTask, KeyMissing, LeaseLost, Policy, PolicyError, idempotent
+from celery_idempotent.engine.attempt import current_attempt
+from celery_idempotent.errors import IdempotencyError, OutcomeUnknown, SafeToRetry, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.operating.worker import StoreCheck, check
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
