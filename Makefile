@@ -124,7 +124,7 @@ oldest: $(INSTALLED)
 	@# The other targets run on the newest Celery; this one on the oldest, and on the same Python.
 	$(BIN)/tox run -e celery54
 
-prove: $(SYSTEM)  ## attack code and stores: interleavings, kills, faults, fail-overs, peers
+prove: $(SYSTEM)  ## attack code and stores: kills, faults, fail-overs, mutants, peers
 	$(BIN)/python -m lab.proof all
 
 tracers: $(INSTALLED)  ## older tracers beside the library, whose newest run in make test
