@@ -44,14 +44,6 @@ class Fleet:
         self._app, self._children, self._environ = app, children, environ
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def command(self, name: str) -> Sequence[str]:
-        """The module to run under that name, and its arguments."""
-        arguments = (
-            f"-A {self._app} worker --pool prefork --concurrency {self._children} --hostname {name}@%h"
-            " --without-gossip --without-mingle --without-heartbeat --loglevel WARNING"
-        )
-        return ("celery", *arguments.split())
-
     def __enter__(self) -> Self:
         try:
             for name in self.names:
@@ -98,8 +90,12 @@ class Fleet:
 
     def _start(self, name: str) -> None:
         environ = {**self._environ, WORKER_NAME: name, "TMPDIR": str(self.folder)}
+        arguments = (
+            f"-A {self._app} worker --pool prefork --concurrency {self._children} --hostname {name}@%h"
+            " --without-gossip --without-mingle --without-heartbeat --loglevel WARNING"
+        )
         with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = tether.start(*self.command(name), log=log, env=environ)
+            self._processes[name] = tether.start("celery", *arguments.split(), log=log, env=environ)
 
 
 _WAKE = """

@@ -14,11 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import boto3
-from aws_lambda_powertools.utilities.idempotency import (
-    DynamoDBPersistenceLayer,
-    IdempotencyConfig,
-    idempotent_function,
-)
+from aws_lambda_powertools.utilities.idempotency import DynamoDBPersistenceLayer, IdempotencyConfig, idempotent_function
 from botocore.exceptions import ClientError
 from celery import Celery
 from celery.app.trace import build_tracer, setup_worker_optimizations

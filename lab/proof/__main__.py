@@ -86,7 +86,7 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
     context.invoke(oracle, examples=50 if quick else 500)
     context.invoke(sweep, quick=quick)
     context.invoke(strikes, every=11 if quick else 1)
-    context.invoke(faults, stores=campaign.STORES, faulted=1_000 if quick else 20_000, first=0, seed=seed)
+    context.invoke(faults, stores=tuple(TARGETS), faulted=1_000 if quick else 20_000, first=0, seed=seed)
     context.invoke(failover, quick=quick)
     context.invoke(fleet, seeds=2 if quick else 100, seed=seed)
     if not quick:
@@ -195,7 +195,7 @@ def strikes(every: int) -> None:
 
 
 @main.command()
-@_stores(campaign.STORES)
+@_stores(TARGETS)
 @click.option("--faulted", default=5_000, show_default=True, help="How many operations meet a fault on each store.")
 @click.option("--first", default=0, show_default=True, help="Number of the first plan: to go on, or to see one again.")
 @_seed

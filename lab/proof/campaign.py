@@ -23,11 +23,8 @@ from lab.proof.course import Task, at_random
 from lab.proof.flaws import CONTROLS, FLAWS
 from lab.proof.jobs import Progress, Report, fan_out
 from lab.proof.table import CONTROL, Row
-from lab.proof.targets import ALL, TARGETS, start
+from lab.proof.targets import TARGETS, start
 from lab.proof.verdicts import Result, rows_of
-
-STORES = (*ALL, "memory")
-"""Where it can be done; in memory there is no server, and the library's own code is all that is attacked."""
 
 _TASKS_PER_TABLE = 250
 """MiniStack counts all items of a table with every write."""
@@ -67,7 +64,7 @@ def attack(
         progress(int(verdict.is_faulted))
     rows = rows_of(
         verdicts,
-        store=TARGETS[target].label if target != "memory" else "memory",
+        store=TARGETS[target].label,
         campaign="faults at every write",
         seconds=round(time.monotonic() - began, 1),
         seed=seed,

@@ -177,13 +177,14 @@ class _Trial:
         self._part, self._broker, self._settings, self._chance = part, broker, settings, chance
         self._ledger = Ledger(settings.folder / "ledger.jsonl")
         self._leases: dict[str, float] = {}
+        if part.death is Death.MACHINE:
+            _elsewhere(settings.folder).touch()
         environ = {SYSTEM: part.system, "PYTHONWARNINGS": "ignore"} | settings.environ()
         self._fleet = Fleet(
             "lab.proof.recovery", [settings.queue], children=CHILDREN, environ=environ, folder=settings.folder
         )
 
     def run(self) -> Recovery:
-        self._be_elsewhere()
         with contextlib.closing(_make_app(self._part.system, self._settings)) as app, self._fleet:
             seconds = [each for number in range(self._part.rounds) for each in self._round(app, number)]
         rows, effects = self._ledger.rows(), self._rows("effect")
@@ -200,7 +201,7 @@ class _Trial:
 
     def _round(self, app: Celery, number: int) -> list[float]:
         if number and self._part.death is Death.MACHINE:
-            self._be_elsewhere()
+            _elsewhere(self._settings.folder).touch()
             self._kill_worker()
         self._until(lambda: bool(self._rows("ready")) and not self._fleet.dead(), "the worker")
         operations = [f"{self._settings.queue}-{number}-{each}" for each in range(self._part.at_once)]
@@ -215,10 +216,6 @@ class _Trial:
                 self._leases |= {each.task_id: each.lease_until / 1000 for each in held}
         self._until(lambda: operations == sorted(self._of(operations, "effect")), "the effects")
         return [row.time - killed[operation] for operation, row in self._of(operations, "effect").items()]
-
-    def _be_elsewhere(self) -> None:
-        if self._part.death is Death.MACHINE:
-            _elsewhere(self._settings.folder).touch()
 
     def _kill(self, running: Mapping[str, Row]) -> dict[str, float]:
         """When each of the operations lost its process."""

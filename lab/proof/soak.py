@@ -51,7 +51,7 @@ from lab.proof.jobs import Progress
 from lab.proof.table import PLAIN, Row
 from lab.proof.targets import TARGETS
 from lab.proof.verdicts import PROMISES as PROMISED
-from lab.proof.verdicts import Verdict, rows_of
+from lab.proof.verdicts import Result, Verdict, rows_of
 from lab.proxy import Proxy
 from lab.servers import Servers
 from lab.short_delays import ShortDelays
@@ -220,20 +220,17 @@ def run(
     """Run one campaign: a row per task, the last one of the control."""
     place = folder or Path(tempfile.mkdtemp(prefix="celery-idempotent-soak-"))
     place.mkdir(parents=True, exist_ok=True)
-    rows, verdicts = _campaign(minutes, seed, place, progress, store, broker)
-    broken = [(each, rule) for each in verdicts for rule in each.problems]
-    for verdict, rule in broken:
-        progress(f"BROKEN {verdict.task} ({verdict.promise}): {rule}")
-    if broken or folder:
+    found = _campaign(minutes, seed, place, progress, store, broker)
+    for verdict in found.problems:
+        progress(f"BROKEN {verdict.task} ({verdict.promise}): {'; '.join(verdict.problems)}")
+    if found.problems or folder:
         progress(f"ledgers and logs are in {place}")
     else:
         shutil.rmtree(place, ignore_errors=True)
-    return rows
+    return found.rows
 
 
-def _campaign(
-    minutes: float, seed: int, folder: Path, progress: Progress, store: str, broker: str
-) -> tuple[list[Row], list[Verdict]]:
+def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store: str, broker: str) -> Result:
     began, planned = time.monotonic(), plan(minutes, seed, store, broker)
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(Servers(store, broker, folder))
@@ -263,7 +260,7 @@ def _campaign(
         return replace(one, deliveries=what["delivery"], takeovers=what["taken_over"])
 
     ours = [row(task, [each for each in verdicts if each.task.startswith(task)]) for task in PROMISES]
-    return [*ours, row(BARE, bare, system=PLAIN, store="none")], verdicts
+    return Result(verdicts, [*ours, row(BARE, bare, system=PLAIN, store="none")])
 
 
 @dataclass

@@ -31,10 +31,11 @@ TARGETS: Mapping[str, Target] = {
     "postgres": Target("PostgreSQL", _TALKING, EmbeddedPostgres),
     "mariadb": Target("MariaDB", _TALKING, EmbeddedMariaDB),
     "sqlite": Target("SQLite", _WRITING),
+    "memory": Target("memory", ()),
 }
-"""By name, as options and :class:`lab.servers.Servers` know it."""
+"""By name, as options and :class:`lab.servers.Servers` know it; in memory there is no server."""
 
-ALL = tuple(TARGETS)
+ALL = tuple(each for each in TARGETS if each != "memory")
 
 
 @contextmanager
@@ -49,5 +50,5 @@ def start(name: str) -> Iterator[str]:
 
 def why_not(name: str) -> str | None:
     """Why there can be no such store on this machine, or None if there can."""
-    needs = TARGETS[name].needs if name in TARGETS else None
+    needs = TARGETS[name].needs
     return needs.missing() if needs else None
