@@ -57,7 +57,7 @@ _SETTINGS = {
     "task_acks_late": True,
     "task_reject_on_worker_lost": True,
     "task_publish_retry": False,
-    "broker_pool_limit": 10_000,
+    "broker_pool_limit": 500,
     "broker_transport_options": {"visibility_timeout": VISIBILITY},
 }
 STRIKES = ("worker killed", "process killed", "warm", "cold", "suspended", "date", "store", "broker")
