@@ -42,7 +42,9 @@ _HANGS = 60.0
 _POINTS = 100_000
 """After so many, only first passes are kept: loops have many."""
 
-_YIELD = dis.opmap["YIELD_VALUE"]
+_YIELDS = {dis.opmap["YIELD_VALUE"], dis.opmap["RESUME"]}
+"""Where a frame is that is suspended: from Python 3.13 on, at the instruction that resumes it."""
+
 _EXITS = dis.opmap["WITH_EXCEPT_START"]
 _FOREIGN = (*(sysconfig.get_paths()[each] for each in ("purelib", "platlib", "stdlib")), str(Path(__file__).parents[1]))
 
@@ -206,7 +208,7 @@ class MortalThread(threading.Thread):
             if event == "line" and not (statement and statement.is_with):
                 self._refuse(frame)
             return self._trace
-        is_suspended = frame.f_code.co_code[frame.f_lasti] == _YIELD  # and comes back into the statement
+        is_suspended = frame.f_code.co_code[frame.f_lasti] in _YIELDS  # and comes back into the statement
         if event == "line":
             self._leave(frame, frame.f_lineno)
             self._enter(frame, statement)
@@ -261,7 +263,7 @@ class MortalThread(threading.Thread):
         caller = frame if event == "c_call" else frame.f_back
         if event not in ("call", "c_call") or caller is None or not self._is_authors(caller.f_code):
             return
-        if caller.f_code.co_code[caller.f_lasti] == _EXITS:
+        if caller.f_code.co_code[caller.f_lasti] == _EXITS or frame in self._entered:  # a generator, that is closed
             return
         if leave := _called_exit(frame, event, argument):
             with suppress(BaseException):

@@ -12,7 +12,7 @@ from typing import Any
 from celery_idempotent import AtMostOnce, IdempotentTask, Policy, current_attempt
 from tests.support import effect_helpers as helpers
 from tests.support.deliveries import an_app
-from tests.support.effect_receiver import Booking, Charging, charge, charge_once
+from tests.support.effect_receiver import Booking, Charging, charge, charge_once, slowly
 
 app = an_app()
 lock = threading.Lock()
@@ -81,11 +81,24 @@ def _gather(order: str, pay: Pay) -> int:
 @_both
 def _generator(order: str, pay: Pay) -> int:
     def payments() -> Iterator[int]:
-        for number in range(2):
-            yield number
-            pay(order, f"{order}:{number}")  # hole: generator
+        with lock:
+            for number in range(2):
+                yield number
+                pay(order, f"{order}:{number}")  # hole: generator
 
-    return sum(payments())
+    total = 0
+    for each in payments():
+        total += each
+    return total
+
+
+@_both
+def _suspended(order: str, pay: Pay) -> str:
+    async def main() -> str:
+        await slowly(partial(pay, order, order))  # hole: suspended
+        return order
+
+    return asyncio.run(main())
 
 
 @_both

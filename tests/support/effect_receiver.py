@@ -1,7 +1,9 @@
 """A receiver of effects: it repeats what comes without a key, and recognises what comes with one."""
 
+import asyncio
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 charges: Counter[str] = Counter()
@@ -18,6 +20,12 @@ def charge_once(order: str, key: str) -> None:
     if key not in _known:
         _known.add(key)
         charges[order] += 1
+
+
+async def slowly(call: Callable[[], None]) -> None:
+    """A client that waits before it sends."""
+    await asyncio.sleep(0)
+    call()
 
 
 class Booking:
