@@ -204,8 +204,8 @@ def test_nothing_is_prepared_on_a_pooler(
         monkeypatch.setattr(drivers, "has_server_of_its_own", lambda connection: False)
     with postgresql.store() as store:
         known = a_claim(store)
-        for _ in range(8):
-            store.swap(known, None)
+        for number in range(8):
+            store.swap(known.but(revision=f"{number}"), None)
         link = _taken(store)
         prepared = drivers.of_driver(link).execute("SELECT statement FROM pg_prepared_statements").fetchall()
         store._pool().keep(link)
