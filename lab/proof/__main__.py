@@ -81,6 +81,7 @@ def main(context: click.Context, publish: bool) -> None:
 def everything(context: click.Context, quick: bool, seed: int) -> None:
     """All of these but the soak, and the table of them."""
     context.invoke(specification, quick=quick)
+    context.invoke(traces, quick=quick, seed=seed)
     context.invoke(explorer, quick=quick)
     context.invoke(mutants)
     context.invoke(oracle, examples=50 if quick else 500)
@@ -101,7 +102,6 @@ def specification(quick: bool) -> None:
     """Every order of everything that the specification allows, by Spin, and the mistakes that it must find."""
     from lab.proof import specification as module
 
-    _unless(filter(None, [module.why_not()]), "the specification cannot be checked")
     with _told("specification") as tell:
         found = list(module.run(quick, tell))
     columns = ("bounds", "mistake on purpose", "states", "steps", "broken promise")
@@ -112,6 +112,33 @@ def specification(quick: bool) -> None:
             console.print(f"{each.bounds.mistake or each.bounds}: {'; '.join(each.way)}")
     _keep("specification", {"checks": [each.as_json() for each in found]})
     _unless((f"{each.bounds}, {each.bounds.broken}" for each in found if not each.is_right), "not as it must be")
+
+
+@main.command()
+@_quick
+@_seed
+def traces(quick: bool, seed: int) -> None:
+    """What the production code did under the explorer and under faults, judged by the specification."""
+    from lab.proof import traces as module
+
+    scoped = [(program, *scope) for program in PROGRAMS for scope in scopes(program, quick)]
+    stores = {"memory": 300} if quick else {"memory": 20_000, **dict.fromkeys(("sqlite", "postgres", "redis"), 1_000)}
+    with _told("traces") as tell:
+        found = []
+        for each in module.run(scoped, seed, 20 if quick else 2_000, stores):
+            found.append(each)
+            tell(1)
+    rows = [(each.source, each.traces, each.lines, each.different, len(each.rejected)) for each in found]
+    console.print(a_table("Traces", ("source", "traces", "lines", "different traces", "rejected"), rows))
+    ours, controls = found[: -len(module.CONTROLS)], found[-len(module.CONTROLS) :]
+    for each in found:
+        console.print("\n".join(each.rejected[:1]), highlight=False)
+    _keep(
+        "traces",
+        {"seed": seed, "judged": [each.as_json() for each in ours], "controls": [each.as_json() for each in controls]},
+    )
+    _unless((each.source for each in ours if each.rejected), "the specification does not allow what was done")
+    _unless((each.source for each in controls if not each.rejected), "not rejected")
 
 
 @main.command()

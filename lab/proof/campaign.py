@@ -30,7 +30,7 @@ _TASKS_PER_TABLE = 250
 """MiniStack counts all items of a table with every write."""
 
 
-def _opened(target: str, url: str) -> Iterator[Store]:
+def opened(target: str, url: str) -> Iterator[Store]:
     """The stores that a worker process uses one after another."""
     name = f"campaign-{uuid4().hex}"
     for number in itertools.count():
@@ -95,7 +95,7 @@ def _work(
     report: Report, share: int, of: int, *, target: str, url: str, faulted: int, seed: int, flaw: str, first: int
 ) -> None:
     """In a worker process: attack its share of the operations until enough of them have met a fault."""
-    stores, left = map(FLAWS[flaw], _opened(target, url)), -(-faulted // of)
+    stores, left = map(FLAWS[flaw], opened(target, url)), -(-faulted // of)
     for done in itertools.count():
         if done % _TASKS_PER_TABLE == 0:
             store = next(stores)

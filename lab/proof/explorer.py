@@ -103,7 +103,7 @@ class _Receiver(NamedTuple):
                 return self._replace(effects=self.effects + 1, keys=self.keys | {call.key}), "done"
 
 
-class _Write(NamedTuple):
+class Write(NamedTuple):
     """A swap, with its record by number."""
 
     record: int
@@ -111,13 +111,13 @@ class _Write(NamedTuple):
     commits: bool
 
 
-class _World(NamedTuple):
+class World(NamedTuple):
     """Everything that can be different; records and histories are numbers."""
 
     record: int
     now: int
     deliveries: tuple["int | str | Ended", ...]
-    in_flight: frozenset[_Write | Call]
+    in_flight: frozenset[Write | Call]
     faults_left: int
     besides: tuple[Fault, ...]
     receiver: _Receiver
@@ -151,7 +151,7 @@ class Exploration:
         return (self.program.faults if self.faults else set(self.program.besides)) - set(self.reached)
 
 
-class _Explorer:
+class Explorer:
     """Worlds are small tuples: records and histories are kept once and named by numbers."""
 
     def __init__(self, program: Program, deliveries: int, faults: int) -> None:
@@ -167,7 +167,7 @@ class _Explorer:
         self._record_numbers: dict[Hashable, int] = {None: 0}
         self._histories: list[tuple[int, Any, int] | None] = [None]
         self._history_numbers: dict[tuple[int, Any, int], int] = {}
-        self._requests: dict[tuple[int, int], _Write | Look | Call | Gone | Ended] = {}
+        self._requests: dict[tuple[int, int], Write | Look | Call | Gone | Ended] = {}
         self._answers_alone: dict[Hashable, Ended] = {}
 
     def explore(self) -> Exploration:
@@ -176,8 +176,9 @@ class _Explorer:
             self._explore()
         return self.found
 
-    def _explore(self) -> None:
-        start = _World(
+    def start(self) -> World:
+        """Where everything begins; only within ``numbered()``."""
+        return World(
             record=0,
             now=0,
             deliveries=tuple(self._going_on(number, 0) for number in range(self.found.deliveries)),
@@ -186,7 +187,10 @@ class _Explorer:
             besides=self.program.besides,
             receiver=_Receiver(),
         )
-        came_from: dict[_World, tuple[_World, str] | None] = {start: None}
+
+    def _explore(self) -> None:
+        start = self.start()
+        came_from: dict[World, tuple[World, str] | None] = {start: None}
         waiting = [start]
         while waiting:
             world = waiting.pop()
@@ -201,7 +205,7 @@ class _Explorer:
                 raise Violation(broken.rule, (*_trail(came_from, world), *broken.step)) from None
         self.found.states = len(came_from)
 
-    def _steps(self, world: _World) -> Iterator[tuple[str, _World]]:
+    def _steps(self, world: World) -> Iterator[tuple[str, World]]:
         for number, delivery in enumerate(world.deliveries):
             if isinstance(delivery, int):
                 yield from self._steps_of(world, number, delivery)
@@ -217,20 +221,20 @@ class _Explorer:
             else:
                 yield f"a late write lands: {self._show(late.record)}", self._applied(rest, late)[0]
 
-    def _ends_of_leases(self, world: _World) -> Iterator[tuple[str, _World]]:
+    def _ends_of_leases(self, world: World) -> Iterator[tuple[str, World]]:
         record = self._records[world.record]
         if record and record.status is Status.IN_PROGRESS and record.lease_until >= START + world.now:
             is_dead = (_author(record.owner), _DEAD) in zip("0123456789", world.deliveries, strict=False)
             self.found.noted[f"a lease ends, its owner {'is dead' if is_dead else 'lives'}"] += 1
             yield "the lease ends", world._replace(now=world.now + self._lease)
 
-    def _losses(self, world: _World) -> Iterator[tuple[str, _World]]:
+    def _losses(self, world: World) -> Iterator[tuple[str, World]]:
         record = self._records[world.record]
         if Fault.FORGOTTEN in world.besides and record is not None and record.status not in _OUTCOMES:
             emptied = world._replace(record=0, now=world.now + _FORGETTING)
             yield f"the store forgets {self._show(world.record)}", self._besides(emptied, Fault.FORGOTTEN)
 
-    def _announcements(self, world: _World) -> Iterator[tuple[str, _World]]:
+    def _announcements(self, world: World) -> Iterator[tuple[str, World]]:
         """By somebody who is no delivery; the message is one of those that are delivered."""
         if not {Fault.PUBLISHED, Fault.CONFIRMED, Fault.WITHDRAWN}.intersection(world.besides):
             return
@@ -255,14 +259,14 @@ class _Explorer:
             following = world._replace(record=announced)
             yield f"a publisher records {self._show(announced)}", self._besides(following, Fault.PUBLISHED)
 
-    def _besides(self, world: _World, fault: Fault) -> _World:
+    def _besides(self, world: World, fault: Fault) -> World:
         self.found.reached[fault] += 1
         return self._spent(world, fault)
 
-    def _steps_of(self, world: _World, number: int, history: int) -> Iterator[tuple[str, _World]]:
+    def _steps_of(self, world: World, number: int, history: int) -> Iterator[tuple[str, World]]:
         """What a delivery may do next; first what happens if nothing goes wrong."""
         match request := self._request(number, history):
-            case _Write() | Call():
+            case Write() | Call():
                 yield from self._asked(world, number, history, request)
             case Look():
                 yield f"delivery {number} looks", self._answered(world, number, history, world.record)
@@ -273,7 +277,7 @@ class _Explorer:
             case Ended():
                 raise AssertionError("an ended delivery asks for nothing")
 
-    def _asked(self, world: _World, number: int, history: int, request: _Write | Call) -> Iterator[tuple[str, _World]]:
+    def _asked(self, world: World, number: int, history: int, request: Write | Call) -> Iterator[tuple[str, World]]:
         if isinstance(request, Call):
             label, fates = f"delivery {number} calls: {request.kind}", _OF_CALLS
             receiver, answer = world.receiver.receive(request)
@@ -295,13 +299,13 @@ class _Explorer:
                     following = self._answered(following, number, history, answer)
                 yield f"{label}: {fault}", self._spent(following, fault)
 
-    def _spent(self, world: _World, fault: Fault) -> _World:
+    def _spent(self, world: World, fault: Fault) -> World:
         if fault in self._ordinary:
             return world._replace(faults_left=world.faults_left - 1)
         place = world.besides.index(fault)
         return world._replace(besides=world.besides[:place] + world.besides[place + 1 :])
 
-    def _applied(self, world: _World, write: _Write) -> tuple[_World, int]:
+    def _applied(self, world: World, write: Write) -> tuple[World, int]:
         """The world after ``write``, and what is stored then."""
         number = world.record
         stored, record = self._records[number], self._records[write.record]
@@ -312,7 +316,7 @@ class _Explorer:
         receiver = world.receiver.receive(Call("act"))[0] if write.commits else world.receiver
         return world._replace(record=write.record, receiver=receiver), write.record
 
-    def _check_write(self, world: _World, stored: Record | None, new: Record) -> None:
+    def _check_write(self, world: World, stored: Record | None, new: Record) -> None:
         step = (f"{self._show(self._keep(stored))} is replaced by {self._show(self._keep(new))}",)
         if new.status in _OUTCOMES and new.steps:
             raise _Broken("an outcome kept its steps", step)
@@ -364,18 +368,18 @@ class _Explorer:
         if policy.on_takeover == "rerun" and not is_poison:
             raise _Broken("an operation was given up that may run again", step)
 
-    def _answered(self, world: _World, number: int, history: int, answer: Any) -> _World:
+    def _answered(self, world: World, number: int, history: int, answer: Any) -> World:
         known = (history, answer, world.now)
         following = self._history_numbers.get(known)
         if following is None:
             following = self._history_numbers[known] = len(self._histories)
             self._histories.append(known)
         state = self._going_on(number, following)
-        if answer is not Answer.BEGIN and isinstance(asked := self._request(number, history), _Write):
+        if answer is not Answer.BEGIN and isinstance(asked := self._request(number, history), Write):
             self._check_answer(world, number, asked, state)
         return world._replace(deliveries=_with(world.deliveries, number, state))
 
-    def _check_answer(self, world: _World, number: int, write: _Write, state: "int | Ended") -> None:
+    def _check_answer(self, world: World, number: int, write: Write, state: "int | Ended") -> None:
         """What a delivery does after a write fits what is stored."""
         new, stored = self._records[write.record], self._records[world.record]
         assert new is not None
@@ -396,7 +400,7 @@ class _Explorer:
         request = self._request(number, history)
         return request if isinstance(request, Ended) else history
 
-    def _request(self, number: int, history: int) -> _Write | Look | Call | Gone | Ended:
+    def _request(self, number: int, history: int) -> Write | Look | Call | Gone | Ended:
         known = (number, history)
         found = self._requests.get(known)
         if found is None:
@@ -404,7 +408,7 @@ class _Explorer:
             asked = self._deliveries.resume(number, answers)
             if isinstance(asked, Ended) and asked.why == "KeyReused" and _is_free(answers[-1][0]):
                 raise _Broken("other arguments were refused a key that nothing binds", ())
-            found = _Write(self._keep(asked.new), asked.expected, asked.commits) if isinstance(asked, Swap) else asked
+            found = Write(self._keep(asked.new), asked.expected, asked.commits) if isinstance(asked, Swap) else asked
             self._requests[known] = found
         return found
 
@@ -429,7 +433,7 @@ class _Explorer:
             return "nothing"
         return f"{record.status} (owner {record.owner}, revision {record.revision}, attempt {record.attempts})"
 
-    def _check(self, world: _World) -> None:
+    def _check(self, world: World) -> None:
         reported = {each.reported for each in world.deliveries if isinstance(each, Ended) and each.reported}
         for number, each in enumerate(world.deliveries if self.program.other_arguments else ()):
             told = each.reported if isinstance(each, Ended) else None
@@ -452,7 +456,7 @@ class _Explorer:
         if not any(isinstance(each, int) for each in world.deliveries):
             self._check_end(world, reported)
 
-    def _check_end(self, world: _World, reported: set[str]) -> None:
+    def _check_end(self, world: World, reported: set[str]) -> None:
         """Somebody ran if nobody was hindered, and a clean delivery later gets an answer that fits."""
         ended = {each.why if isinstance(each, Ended) else _DEAD for each in world.deliveries}
         spent = Counter(self.program.besides) - Counter(world.besides)
@@ -475,7 +479,7 @@ class _Explorer:
         if last.reported is None and last.why != "OutcomeUnknown" and self.program.has_outcome:
             raise _Broken(f"the operation is stuck: a later delivery ended as {last.why}", ())
 
-    def _alone(self, world: _World) -> Ended:
+    def _alone(self, world: World) -> Ended:
         number = len(world.deliveries)
         later = world._replace(now=world.now + self._lease, faults_left=0, besides=())
         alone = self._answered(later._replace(deliveries=(*world.deliveries, 0)), number, 0, Answer.BEGIN)
@@ -517,7 +521,7 @@ def _with(items: tuple[Any, ...], number: int, item: Any) -> tuple[Any, ...]:
     return (*items[:number], item, *items[number + 1 :])
 
 
-def _trail(came_from: dict[_World, tuple[_World, str] | None], world: _World) -> tuple[str, ...]:
+def _trail(came_from: dict[World, tuple[World, str] | None], world: World) -> tuple[str, ...]:
     labels = []
     while (step := came_from[world]) is not None:
         world, label = step
@@ -527,4 +531,4 @@ def _trail(came_from: dict[_World, tuple[_World, str] | None], world: _World) ->
 
 def explore(program: Program, *, deliveries: int, faults: int) -> Exploration:
     """Explore ``program`` exhaustively; a rule that does not hold is raised as a Violation, with the way there."""
-    return _Explorer(program, deliveries, faults).explore()
+    return Explorer(program, deliveries, faults).explore()

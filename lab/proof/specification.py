@@ -97,12 +97,6 @@ class Found:
         }
 
 
-def why_not() -> str | None:
-    """Why nothing can be tried on this machine, or None if it can."""
-    absent = [name for name in ("spin", "gcc") if shutil.which(name) is None]
-    return f"not installed: {', '.join(absent)}" if absent else None
-
-
 def run(quick: bool, progress: Callable[[object], None] = lambda done: None) -> Iterator[Found]:
     """Each part of the check as it is done."""
     for bounds in (*(QUICK if quick else LONG), *MISTAKES):
@@ -115,11 +109,16 @@ def check(bounds: Bounds) -> Found:
     order = ["-DNOCLAIM"] if bounds.broken == "NONE" else ["-DBFS"]
     flags = ["-DNFAIR=6"] if bounds.liveness else ["-DSAFETY", *order]
     how = ("-a", "-f") if bounds.liveness else ("-n",)
-    few = ["-O2", "-DHC4"] if bounds.actors + bounds.faults > 2 else ["-O0"]
+    few = ["-O2", "-DCOLLAPSE"] if bounds.actors + bounds.faults > 2 else ["-O0"]
     with checker(bounds.defined, [*few, *flags], _ANSWERED if bounds.liveness else ()) as pan:
         told = said_by("./pan", "-m100000", *how, folder=pan)
-        states, steps = (round(float(_one(rf"([\d.e+]+) {name}", told))) for name in ("states, stored", "transitions"))
-        errors, is_cut = int(_one(r"errors: (\d+)", told)), "Search not completed" in told or "max search depth" in told
+        states, steps = (
+            round(float(found_in(rf"([\d.e+]+) {name}", told))) for name in ("states, stored", "transitions")
+        )
+        errors, is_cut = (
+            int(found_in(r"errors: (\d+)", told)),
+            "Search not completed" in told or "max search depth" in told,
+        )
         if is_cut and not errors:
             raise RuntimeError(f"not all was tried: {told}")
         return Found(bounds, states, steps, _way(bounds, pan) if errors else ())
@@ -128,6 +127,8 @@ def check(bounds: Bounds) -> Found:
 @contextmanager
 def checker(defined: Mapping[str, object], flags: list[str], claim: tuple[str, ...] = ()) -> Iterator[Path]:
     """A folder with the program that Spin makes of the specification, called ``pan``."""
+    if absent := [name for name in ("spin", "gcc") if shutil.which(name) is None]:
+        raise RuntimeError(f"not installed: {', '.join(absent)}")
     with temporary_folder() as folder:
         for each in _SOURCES.iterdir():
             shutil.copy(each, folder)
@@ -154,7 +155,7 @@ def _way(bounds: Bounds, folder: Path) -> tuple[str, ...]:
     return tuple(step for step in steps if step and not step.startswith("Never claim"))
 
 
-def _one(pattern: str, text: str) -> str:
+def found_in(pattern: str, text: str) -> str:
     found = re.search(pattern, text)
     if found is None:
         raise RuntimeError(f"the checker said something else than {pattern}: {text}")

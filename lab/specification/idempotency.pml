@@ -4,13 +4,11 @@
    once. Whoever acts may die at any moment; a request may get lost, lose its reply, or land at any later time; a lease
    may end at any moment, also under a living owner. What must hold all the same stands in `hold`, by name.
    All of it is tried by:  spin -a idempotency.pml && gcc -O2 -DSAFETY -o pan pan.c && ./pan
-   With -DTRACE the actors do what those of the production code did, if they may: see trace.pml. */
-#ifndef ACTORS              /* all five, or these: */
-#define ACTORS 3
-#define FAULTS 1            /* of requests, and what a store forgets; deaths and ends of leases are not counted */
-#define FORGETFUL 0         /* whether the store may lose what is not finished, as in some fail-overs */
-#define LIVENESS 0          /* whether the last delivery meets no fault; then it must end with an answer */
-#define BROKEN NONE         /* or a mistake on purpose */
+   With -DTRACE the actors do what those of the production code did, if they may. */
+#ifdef TRACE
+#include "trace.pml"        /* what is left open is decided by what the production code did, */
+#else
+#include "check.pml"        /* or everything is tried */
 #endif
 #define NONE 0              /* no record, no step, no owner */
 mtype = { NO_REVISION, NO_WAITING, NO_OWNER, LIVE_RETENTION, NO_FINGERPRINT, ENDLESS_LEASE }         /* the mistakes */
@@ -45,16 +43,6 @@ bool alive[ACTORS + 1], answered_last, arrives;
 #define is_claim(r)  (r.status == IN_PROGRESS && r.owner != store.owner)
 #define doubt        (seen.step == BEGUN && !began)              /* an earlier attempt may have had the effect */
 #define faulty       (!LIVENESS || me != ACTORS)
-#ifdef TRACE
-#include "trace.pml"
-#else                       /* the checker tries everything: */
-#define ANSWERED true
-#define UNANSWERED faults && faulty -> faults--
-#define a_nonce(n) (me * 100 + n)
-#define a_token(r) (r.token -> r.token + 1 : highest + 1)        /* the time, or more than the last */
-#define may_renew (writes == 1)
-#define hold(condition, promise) if :: (condition) :: else -> printf("BROKEN: "); printf(promise); assert(false) fi
-#endif
 inline copy(a, b) { d_step { b.status = a.status; b.revision = a.revision; b.owner = a.owner; b.token = a.token;
   b.takeovers = a.takeovers; b.arguments = a.arguments; b.step = a.step; b.result = a.result; b.over = a.over } }
 
@@ -87,11 +75,11 @@ inline swap(expected, new) {                                     /* all that a s
 inline ask() {              /* without an answer nobody knows what became of the request */
   if :: ANSWERED -> answered = true; arrives = true
      :: UNANSWERED; answered = false; printf("  and gets no answer\n");
-        if :: arrives = true :: arrives = false :: nfull(late) -> arrives = false; late!expected,new fi fi;
+        if :: arrives = true :: may_vanish -> arrives = false :: nfull(late) -> arrives = false; late!expected,new fi fi;
   if :: arrives -> swap(expected, new); arrives = false :: else fi }
 
 inline know(r) { copy(r, seen); expected = r.revision; copy(nothing, new) }
-inline draft() { copy(seen, new); new.over = false; writes++; new.revision = a_nonce(writes) }
+inline draft() { copy(seen, new); new.over = false; writes++; new.revision = a_nonce(writes); expected = what_it_saw }
 inline finish(how) { draft(); ending = how; new.status = how;
   if :: outcome(new) -> new.step = NONE; new.result = me :: else fi }
 
@@ -106,18 +94,23 @@ inline decide() {           /* what the answer to a claim means; what is left is
      if :: running(seen) && BROKEN != NO_WAITING -> know(nothing) :: else fi                      /* and comes again */
   fi }
 
+#define is_mine ((store.owner == me || BROKEN == NO_OWNER) && \
+                 (store.status == IN_PROGRESS || store.status == UNKNOWN && outcome(new)))
+#define goes_on (running(new) || kind == COMMIT && new.status == COMPLETED)         /* its body hears of it, or does not */
 inline settle() {           /* what the answer to a later write means */
   if
   :: !answered
-  :: answered && store.status == NONE -> expected = NONE; copy(nothing, new)      /* forgotten: as if there was none */
+  :: answered && store.status == NONE -> expected = NONE; answered = false       /* forgotten: as if there was none */
   :: answered && store.status != NONE && store.revision == new.revision -> know(new);
      if :: outcome(seen) -> report(seen); goto told :: seen.status == UNKNOWN -> goto told
         :: running(seen) :: seen.status == RELEASED || seen.status == IN_PROGRESS && seen.over -> goto ended fi
   :: else ->
-     if :: (store.owner == me || BROKEN == NO_OWNER) && (store.status == IN_PROGRESS || store.status == UNKNOWN &&
-              ending != UNKNOWN && !doubt) -> know(store)        /* still its own: it goes on top of it */
-        :: store.status == COMPLETED && store.arguments == arguments -> report(store); goto told
-        :: else -> printf("  and has lost its claim\n"); goto ended fi
+     if
+     :: is_mine -> know(store)                                   /* the next write goes on top of it */
+     :: !is_mine && goes_on -> lost = true; copy(nothing, new); printf("  and has lost its claim\n")
+     :: !is_mine && !goes_on && store.status == COMPLETED && store.arguments == arguments -> report(store); goto told
+     :: else -> printf("  and has lost its claim\n"); goto ended
+     fi
   fi }
 
 #define going        (seen.status == IN_PROGRESS)
@@ -127,9 +120,9 @@ inline settle() {           /* what the answer to a later write means */
 proctype Delivery(byte me; byte arguments) {
   Record seen, new;         /* what it knows of the store, and what it asks for */
   short expected, writes, used;
-  bool answered = true, done, began;
+  bool answered = true, done, began, lost;
   mtype ending;             /* the end that it asked for; the body is over then */
-  atomic { begun == me - 1 -> begun = me; underway++ };          /* all are alike: one order is enough */
+  atomic { may_begin -> begun = me; underway++ };
 claim: do
   :: atomic { answered && (!going || may_rerun(seen)) -> draft();
        new.status = IN_PROGRESS; new.owner = me; new.token = a_token(seen); new.arguments = arguments; new.result = NONE;
@@ -138,25 +131,27 @@ claim: do
   :: atomic { answered && going && !may_rerun(seen) -> draft();
        new.status = UNKNOWN; request("%d gives up what another began\n"); decide() }
   :: atomic { !answered -> request("%d asks again\n"); decide() }
-  :: atomic { faulty -> printf("%d dies\n", me); goto ended } od;
+  :: atomic { may_die -> printf("%d dies\n", me); goto ended } od;
 own: do
-  :: atomic { in_body && !done && (kind == BARE || kind == STEP && seen.step != FINISHED || began && seen.step == BEGUN)
-       -> printf("%d has its effect\n", me); done = true; happen(arguments) }
-  :: atomic { going && may_renew -> draft(); request("%d renews\n"); settle() }
-  :: atomic { in_body && !began && kind == STEP_AT_MOST_ONCE && seen.step == NONE -> draft();
+  :: atomic { may_act && in_body && !done &&
+              (kind == BARE || kind == STEP && seen.step != FINISHED || began && seen.step == BEGUN) ->
+       printf("%d has its effect\n", me); done = true; happen(arguments) }
+  :: atomic { going && !lost && may_renew -> draft(); request("%d renews\n"); settle() }
+  :: atomic { in_body && !lost && !done && kind == STEP_AT_MOST_ONCE && seen.step == NONE -> draft();
        began = true; new.step = BEGUN; request("%d begins its step\n"); settle() }
-  :: atomic { in_body && done && kind != BARE && seen.step != FINISHED -> draft();
+  :: atomic { in_body && !lost && done && kind != BARE && seen.step != FINISHED -> draft();
        new.step = FINISHED; request("%d finishes its step\n"); settle() }
-  :: atomic { may_end(COMPLETED) && (kind == COMMIT || kind == BARE && done || seen.step == FINISHED) ->
+  :: atomic { may_end(COMPLETED) && (kind == COMMIT && !lost || kind == BARE && done || seen.step == FINISHED ||
+              kind != COMMIT && ending == COMPLETED) ->
        finish(COMPLETED); request("%d completes\n"); settle() }
   :: atomic { may_end(FAILED) && !doubt -> finish(FAILED); request("%d fails for good\n"); settle() }
   :: atomic { may_end(RELEASED) && faulty && !(refuse && done) -> finish(RELEASED); request("%d releases\n"); settle() }
   :: atomic { may_end(UNKNOWN) && (refuse && faulty || doubt) -> finish(UNKNOWN); request("%d gives up\n"); settle() }
   :: atomic { may_end(IN_PROGRESS) && faulty -> finish(IN_PROGRESS); new.over = true; request("%d is late\n"); settle() }
   :: atomic { !answered -> request("%d asks again\n"); settle() }
-  :: atomic { faulty -> printf("%d dies\n", me); goto ended } od;
+  :: atomic { may_die -> printf("%d dies\n", me); goto ended } od;
 told: answered_last = (me == ACTORS);
-ended: atomic { know(nothing); alive[me] = false; done = false; began = false; ending = NONE; answered = true;
+ended: atomic { know(nothing); alive[me] = false; answered = true; done = false; began = false; lost = false; ending = NONE;
     if :: !faulty && !answered_last -> used = writes; goto claim /* its message comes again */
        :: else -> underway--; writes = 0; used = 0 fi } }
 
@@ -164,7 +159,7 @@ proctype Other(byte me) {   /* who takes an owner for dead, a person with a verd
   Record seen, new;
   short expected;
   bool answered;
-  atomic { begun == me - 1 -> begun = me; know(store) };
+  atomic { may_look -> begun = me; know(store) };
   atomic { copy(seen, new); new.revision = me;
     if
     :: going -> new.over = true; printf("the owner is taken for dead\n")
@@ -175,15 +170,17 @@ proctype Other(byte me) {   /* who takes an owner for dead, a person with a verd
     :: absent(seen) || seen.status == RELEASED -> new.status = RELEASED; new.owner = NONE; new.over = false;
        new.result = NONE; new.step = (outcome(seen) -> NONE : seen.step); printf("its publication is recorded\n")
     :: else -> expected = me        /* nothing to do */
-    fi; ask(); know(nothing); answered = false } }
+    fi; ask() };
+  do :: atomic { !answered -> ask() } :: break od;
+  atomic { know(nothing); answered = false } }
 active proctype World() {
   Record new;
   short expected;
 end: do
   :: atomic { late?expected,new -> printf("a late request lands\n"); swap(expected, new);
        copy(nothing, new); expected = NONE }
-  :: atomic { running(store) && BROKEN != ENDLESS_LEASE -> store.over = true; printf("the lease ends\n") }
-  :: atomic { outcome(store) && !store.over && !underway && empty(late) ->       /* it is longer than any attempt */
+  :: atomic { time_passes && running(store) -> store.over = true; printf("the lease ends\n") }
+  :: atomic { time_passes && outcome(store) && !store.over && !underway && empty(late) ->       /* longer than any attempt */
        store.over = true; printf("the retention ends\n"); effects[0] = 0; effects[1] = 0; reported[0] = 0; reported[1] = 0 }
   :: atomic { outcome(store) && store.over || BROKEN == LIVE_RETENTION && store.status == IN_PROGRESS ->
        copy(nothing, store); printf("the store deletes the record\n") }
@@ -191,10 +188,4 @@ end: do
        faults--; copy(nothing, store); printf("the store forgets the record\n") }
   od }
 
-init { byte number;
-  atomic {
-    if :: kind = BARE :: kind = STEP :: kind = STEP_AT_MOST_ONCE :: kind = COMMIT fi;
-    if :: refuse = true :: refuse = false fi; printm(kind); printf(", refuse %d\n", refuse);
-    for (number : 1 .. ACTORS) {
-      if :: run Delivery(number, 0) :: number == ACTORS -> run Delivery(number, 1)
-         :: number == ACTORS && !LIVENESS -> run Other(number) fi } } }
+init { begin() }

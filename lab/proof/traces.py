@@ -1,0 +1,359 @@
+"""What the production code saw and wrote, and whether the specification allows it: Spin itself decides.
+
+A trace is one operation under fire: every request of every actor, and the record it was answered. It is made small, to
+numbers that the specification knows (:func:`numbers`), and given to the program that Spin makes of the same text; there
+the actors do what the trace says, if they may.
+"""
+
+import random
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from celery_idempotent.engine import claim
+from celery_idempotent.protocol.operation import Operation, is_forgotten
+from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.steps import Begun, from_plain
+from lab.proof.campaign import opened
+from lab.proof.course import OneDelivery, Task, at_random
+from lab.proof.explorer import Explorer, World, Write
+from lab.proof.mutants import MUTANTS, Mutant
+from lab.proof.programs import Effect, Fault, Program
+from lab.proof.scripted import START
+from lab.proof.specification import checker, found_in
+from lab.proof.targets import start
+
+_GRACE: int = Operation._field_defaults["grace"]
+_ACTORS = 14
+"""As many as a trace may have."""
+
+_BATCH = 3_000
+"""Traces that are judged in one run of the checker."""
+
+NO_ANSWER = "no answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of ``actor``, and what was stored after it, if an answer came; ``now`` is the actor's own clock."""
+
+    actor: object
+    new: Record
+    expected: str | None
+    answer: Record | str | None
+    now: int
+
+    def repeats(self, before: Sequence["Line"]) -> bool:
+        """Whether it asks in vain for what the line before has asked for in vain: who is cut off tries for minutes."""
+        asked = [(each.actor, each.new.revision, each.expected, each.answer) for each in (self, *before)]
+        return self.answer == NO_ANSWER and asked[1:] == asked[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Everything that was asked of one record, in order; unless ``ordered``, only the order of each actor counts."""
+
+    source: str
+    policy: Policy
+    effect: Effect
+    lines: tuple[Line, ...]
+    forgetful: bool = False
+    ordered: bool = True
+
+
+_KINDS = {Effect.REFUSED_STEP: 3, Effect.COMMIT: 4, Effect.TRANSACTION: 4, Effect.BARE: 1}
+_STATUSES = {each: number for number, each in enumerate(Status, 1)}
+
+
+def numbers(trace: Trace) -> tuple[int, ...]:
+    """The trace as the specification reads it.
+
+    Each claim of a delivery is an actor of its own, and so is each write without a claim. A revision is its author's
+    number and which of its writes; tokens and fingerprints are their ranks; of times remains whether they are over.
+    """
+    authors = _authors(trace.lines)
+    actors = list(dict.fromkeys(authors))
+    if len(actors) > _ACTORS:
+        raise ValueError(f"{len(actors)} actors")
+    tokens = sorted({0, *(line.new.fencing_token for line in trace.lines)})
+    prints = list(dict.fromkeys([None, *(line.new.fingerprint for line in trace.lines)]))
+    revisions, owners = _revisions(trace.lines, authors, actors), {name: at for at, (name, _) in enumerate(actors, 1)}
+    policy, told = trace.policy, []
+    for at, author in enumerate(actors, 1):
+        own = [(number, line) for number, line in enumerate(trace.lines) if authors[number] == author]
+        told += [int(not author[1]), max(0, prints.index(own[0][1].new.fingerprint) - 1), len(own)]
+        for number, line in own:
+            new, answered = line.new, line.answer != NO_ANSWER
+            told += [number, at, revisions.get(line.expected, -1), revisions[new.revision], _STATUSES[new.status]]
+            told += [owners.get(new.owner, 0 if not new.owner else -1), tokens.index(new.fencing_token)]
+            told += [min(new.takeovers, 200), max(0, prints.index(new.fingerprint) - 1), _step(new), int(_lapses(new))]
+            told += [int(answered), *_answer(line, revisions)]
+    most = 200 if policy.max_takeovers is None else policy.max_takeovers
+    kind, refuse = _KINDS.get(trace.effect, 2), int(policy.on_takeover == "refuse")
+    return (kind, refuse, most, int(trace.ordered), int(trace.forgetful), len(actors), *told)
+
+
+def _authors(lines: Sequence[Line]) -> list[tuple[object, bool]]:
+    """By line, who wrote it, and whether that is a delivery: the nonce of its claim, or the line alone."""
+    claimed: dict[object, str] = {}
+    found: list[tuple[object, bool]] = []
+    for line in lines:
+        owner, is_running = line.new.owner, line.new.status is Status.IN_PROGRESS
+        if is_running and owner and owner not in claimed.values():
+            claimed[line.actor] = owner
+        is_mine = claimed.get(line.actor) == owner or (line.actor in claimed and line.new.status is Status.UNKNOWN)
+        found.append((claimed[line.actor], True) if is_mine else (line.new.revision, False))
+    return found
+
+
+def _revisions(lines: Sequence[Line], authors: list[Any], actors: list[Any]) -> dict[str | None, int]:
+    found: dict[str | None, int] = {None: 0}
+    written = dict.fromkeys(actors, 0)
+    for line, author in zip(lines, authors, strict=True):
+        if line.new.revision not in found:
+            written[author] += 1
+            at = actors.index(author) + 1
+            found[line.new.revision] = at * 100 + written[author] if author[1] else at
+    return found
+
+
+def _step(record: Record) -> int:
+    states = [from_plain(each) for each in record.steps.values()]
+    return 0 if not states else 1 if any(isinstance(each, Begun) for each in states) else 2
+
+
+def _lapses(record: Record) -> bool:
+    return record.status is Status.IN_PROGRESS and not record.lease_until
+
+
+def _answer(line: Line, revisions: Mapping[str | None, int]) -> tuple[int, int]:
+    """What is stored, by its revision, and whether its time is over."""
+    if not isinstance(line.answer, Record):
+        return 0, 0
+    record = line.answer
+    is_running = record.status is Status.IN_PROGRESS
+    is_over = record.lease_until + _GRACE <= line.now if is_running else is_forgotten(record, line.now)
+    return revisions.get(record.revision, -1), int(is_over)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How many traces and lines of a source were judged, how many differ, and what was not allowed, in words."""
+
+    source: str
+    traces: int
+    lines: int
+    different: int
+    rejected: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            **{name: getattr(self, name) for name in ("source", "traces", "lines", "different")},
+            "rejected": len(self.rejected),
+        }
+
+
+class Judge:
+    """The specification, made into a program that reads traces."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Judge":
+        defined = {"ACTORS": _ACTORS, "FAULTS": 255, "LIVENESS": 0, "BROKEN": "NONE", "TRACE": 1}
+        self._folder = self._stack.enter_context(checker(defined, ["-O1", "-DSAFETY", "-DNOREDUCE", "-DCOLLAPSE"]))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def judge(self, source: str, traces: Iterable[Trace]) -> Judged:
+        """What the specification says of each; equal ones are judged once."""
+        known: set[int] = set()
+        batch: dict[tuple[int, ...], Trace] = {}
+        rejected: list[str] = []
+        count = lines = 0
+        for trace in traces:
+            count, lines, small = count + 1, lines + len(trace.lines), numbers(trace)
+            if hash(small) not in known:
+                known.add(hash(small))
+                batch[small] = trace
+            if len(batch) == _BATCH:
+                rejected += self._rejected(batch)
+                batch.clear()
+        rejected += self._rejected(batch)
+        return Judged(source, count, lines, len(known), tuple(rejected))
+
+    def _rejected(self, batch: Mapping[tuple[int, ...], Trace]) -> Iterator[str]:
+        if not batch:
+            return
+        room = sum(len(each.lines) + _ACTORS for each in batch.values())
+        given = "\n".join([f"{room} {len(batch)}", *(" ".join(map(str, each)) for each in batch)])
+        command = ("./pan", "-n", "-E", "-m1000000", "-w24")
+        done = subprocess.run(command, cwd=self._folder, input=given, capture_output=True, text=True, check=True)
+        if f"judged {len(batch)}\n" not in done.stdout or found_in(r"errors: (\d+)", done.stdout) != "0":
+            raise RuntimeError(f"the checker did not judge {len(batch)} traces: {done.stdout[-2000:]}")
+        traces = list(batch.values())
+        for which, after, promise in re.findall(r"rejected (\d+) after (\d+): ?(.*)", done.stdout):
+            yield _words(traces[int(which)], int(after), promise)
+
+
+def _words(trace: Trace, after: int, promise: str) -> str:
+    said = [f"{trace.source}: the specification does not allow line {after + 1}{f' ({promise})' if promise else ''}"]
+    for number, line in enumerate(trace.lines[: after + 1], 1):
+        new, stored = line.new, line.answer
+        shown = f"{stored.status} {stored.revision[:8]}" if isinstance(stored, Record) else stored or "nothing"
+        over = (line.expected or "nothing")[:8]
+        asked = f"{line.actor} writes {new.status} {new.revision[:8]} of {new.owner[:8]} over {over}"
+        said.append(f"  {number}. {asked}: {shown}")
+    return "\n".join(said)
+
+
+class _Walk(Explorer):
+    """Goes through worlds at random, one after another, and keeps what deliveries were answered."""
+
+    def __init__(self, program: Program, deliveries: int, faults: int, rng: random.Random) -> None:
+        super().__init__(program, deliveries, faults)
+        self._rng = rng
+        self._ways: dict[World, list[tuple[World, Any]]] = {}
+        self._last: Any = None
+
+    def numbered(self) -> AbstractContextManager[None]:
+        return self._deliveries.numbered()
+
+    def walk(self, world: World) -> Iterator[Line]:
+        while ways := self._ways_from(world):
+            following, heard = self._rng.choice(ways)
+            line = self._line(world, following, heard)
+            if line is not None:
+                yield line
+            world = following
+
+    def _ways_from(self, world: World) -> list[tuple[World, Any]]:
+        if world not in self._ways:
+            ways = self._ways[world] = []
+            self._last = None
+            for _, following in self._steps(world):
+                ways.append((following, self._last))
+                self._last = None
+        return self._ways[world]
+
+    def _answered(self, world: World, number: int, history: int, answer: Any) -> World:
+        self._last = answer
+        return super()._answered(world, number, history, answer)
+
+    def _line(self, world: World, following: World, answer: Any) -> Line | None:
+        pairs = enumerate(zip(world.deliveries, following.deliveries, strict=True))
+        moved = next((number for number, (before, after) in pairs if before != after), None)
+        if moved is None:
+            return None
+        history = world.deliveries[moved]
+        assert isinstance(history, int)
+        request = self._request(moved, history)
+        if not isinstance(request, Write):
+            return None
+        stored: Any = self._records[answer] if isinstance(answer, int) else NO_ANSWER
+        new = self._records[request.record]
+        assert new is not None
+        if self.program.effect is Effect.TRANSACTION and request.commits and stored != new:
+            stored = NO_ANSWER  # its row was locked, and nobody was told by what
+        now = START + world.now + moved * self._deliveries.apart
+        return Line(f"delivery {moved}", new, request.expected, stored, now)
+
+
+_UNSEEN = {Fault.PUBLISHED, Fault.CONFIRMED, Fault.WITHDRAWN}
+"""What changes the record in the explorer, and is nobody's request."""
+
+
+def can_be_followed(program: Program) -> bool:
+    """Whether a program's requests are all that a trace needs, and say what the specification speaks of."""
+    looks = program.effect is Effect.TRANSACTION and Fault.FORGOTTEN in program.besides
+    is_open = program.effect is Effect.WINDOWED_STEP or program.policy.on_outage == "run"
+    # With a deadline the explorer's deliveries begin when their first request is answered, which has left before.
+    return not (looks or is_open or program.policy.deadline or _UNSEEN.intersection(program.besides))
+
+
+def walked(number: int, seed: int, scopes: Iterable[tuple[Program, int, int]]) -> Iterator[Trace]:
+    """So many random walks of the explorer's deliveries within each scope: a program, its deliveries and faults."""
+    for program, deliveries, faults in scopes:
+        if not can_be_followed(program):
+            continue
+        walk = _Walk(program, deliveries, faults, random.Random(f"{seed} {program.name}"))
+        with walk.numbered():
+            for _ in range(number):
+                lines = tuple(walk.walk(walk.start()))
+                yield Trace(program.name, program.policy, program.effect, lines, Fault.FORGOTTEN in program.besides)
+
+
+@contextmanager
+def _recorded(lines: list[Line]) -> Iterator[None]:
+    """Within the block ``lines`` grows by each request of the faults campaign, and what it was answered."""
+    send_it = OneDelivery._sent
+
+    def sent(self: OneDelivery, doing: Any, send: Any) -> Record | None:
+        answer: Record | str | None = NO_ANSWER
+        try:
+            answer = stored = send_it(self, doing, send)
+            return stored
+        finally:
+            new, expected = send.args
+            line = Line(self.number, new, expected, answer, self.now())
+            if not line.repeats(lines[-1:]):
+                lines.append(line)
+
+    with mock.patch.object(OneDelivery, "_sent", sent):
+        yield
+
+
+def attacked(number: int, seed: int, target: str) -> Iterator[Trace]:
+    """So many operations of the faults campaign, on a real store."""
+    with start(target) as url:
+        store = next(opened(target, url))
+        for each in range(number):
+            plan, lines = at_random(seed, each), list[Line]()
+            with _recorded(lines):
+                Task(store, plan).attack()
+            yield Trace(f"{target}, plan {each} of seed {seed}", plan.promise.policy, Effect.BARE, tuple(lines))
+
+
+def _forgetting(right: Any, record: Record, *more: Any) -> Record:
+    lost: Record = right(record.but(steps={}), *more)
+    return lost
+
+
+UNSEEN = Mutant("steps are lost when a delivery gives up", "no rule of the explorer", claim, "given_up", _forgetting)
+"""What an UNKNOWN record must keep for whoever resolves it; only a trace shows that it does not."""
+
+CONTROLS = (
+    UNSEEN,
+    *(
+        next(each for each in MUTANTS if each.name == name)
+        for name in (
+            "owner is the task id",
+            "takeover forgotten",
+            "fencing token reset on a claim",
+            "refuse treated as rerun",
+        )
+    ),
+)
+"""Of whose traces some must be rejected."""
+
+
+def run(
+    scopes: Sequence[tuple[Program, int, int]], seed: int, walks: int, stores: Mapping[str, int]
+) -> Iterator[Judged]:
+    """Judge the explorer's walks and the campaign's operations, and then those of each control."""
+    refused = [(each, 2, 1) for each, *_ in scopes if each.effect is Effect.REFUSED_STEP and not each.besides]
+    with Judge() as judge:
+        yield judge.judge("explorer", walked(walks, seed, scopes))
+        for store, number in stores.items():
+            yield judge.judge(f"faults, {store}", attacked(number, seed, store))
+        for mutant in CONTROLS:
+            with mutant.applied():
+                source = walked(50, seed, refused) if mutant is UNSEEN else attacked(150, seed, "memory")
+                yield judge.judge(mutant.name, source)
