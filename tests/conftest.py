@@ -14,15 +14,8 @@ import pytest
 from celery import _state
 from hypothesis import HealthCheck, settings
 
-from lab.embedded import (
-    EmbeddedAws,
-    EmbeddedMariaDB,
-    EmbeddedPostgres,
-    EmbeddedRabbitMQ,
-    EmbeddedRedis,
-    EmbeddedRedisCluster,
-    Server,
-)
+from lab import embedded
+from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRabbitMQ, EmbeddedRedis, EmbeddedRedisCluster
 
 _start_new_thread = _thread.start_new_thread
 
@@ -58,7 +51,7 @@ def dynamodb_endpoint() -> Iterator[str]:
     if given:
         yield given
         return
-    with EmbeddedAws() as aws:
+    with embedded.EmbeddedAws() as aws:
         yield aws.endpoint
 
 
@@ -118,7 +111,7 @@ def mariadb() -> Iterator[EmbeddedMariaDB]:
         yield server
 
 
-def _require(server: type[Server]) -> None:
+def _require(server: type[embedded.Server]) -> None:
     if missing := server.missing():
         verdict = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         verdict(f"{server.__name__}: {missing}")

@@ -16,19 +16,9 @@ from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.testing.contract import a_completion, a_record, a_rival
 from lab.embedded import EmbeddedRedis, EmbeddedRedisCluster, EmbeddedSentinel
 from lab.embedded.redis import DURABLE, GROUP
+from tests.support import redis_servers
 from tests.support.certificates import Certificates, new_certificates
-from tests.support.redis_servers import (
-    HOST,
-    a_user,
-    administrator,
-    node_id,
-    opened,
-    paused,
-    redis_key,
-    replica_of,
-    replicas_in_cluster,
-    replicas_online,
-)
+from tests.support.redis_servers import HOST, a_user, administrator, node_id, opened, paused, redis_key, replica_of
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
@@ -95,7 +85,7 @@ def test_record_that_too_few_replicas_have_does_not_count() -> None:
                         store.swap(record, None)
                     assert raised.value.__cause__ is not None
                     assert store.get(record.key) == record
-        wait_until(lambda: replicas_online(primary) == 1, "the replica did not come back")
+        wait_until(lambda: redis_servers.replicas_online(primary) == 1, "the replica did not come back")
         with opened(url) as store, administrator(replica) as client:
             assert store.swap(record, None) == record
             assert client.hget(redis_key(record), "revision") == record.revision
@@ -218,7 +208,7 @@ class Company:
 @pytest.fixture(scope="module")
 def company() -> Iterator[Company]:
     """Its slots move; at last the nodes change their roles, and one dies."""
-    with EmbeddedRedisCluster() as cluster, replicas_in_cluster(cluster.nodes) as replicas:
+    with EmbeddedRedisCluster() as cluster, redis_servers.replicas_in_cluster(cluster.nodes) as replicas:
         yield Company(f"redis+cluster://{cluster.address}", cluster.nodes, replicas)
 
 

@@ -9,14 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import pytest_celery
 from celery import VERSION as CELERY
-from pytest_celery import (
-    CeleryTestBroker,
-    CeleryTestContainer,
-    CeleryTestWorker,
-    CeleryWorkerCluster,
-    CeleryWorkerContainer,
-)
+from pytest_celery import CeleryTestBroker, CeleryTestWorker, CeleryWorkerCluster, CeleryWorkerContainer
 
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import Store
@@ -160,7 +155,7 @@ class WorkerContainer(CeleryWorkerContainer):
         return {sent_to_workers}
 
 
-class AwsContainer(CeleryTestContainer):
+class AwsContainer(pytest_celery.CeleryTestContainer):
     """DynamoDB and SQS."""
 
     @property

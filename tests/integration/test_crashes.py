@@ -10,6 +10,7 @@ from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimit
 from celery_idempotent.errors import OutcomeUnknown
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
+from tests.integration import idempotent_tasks as tasks
 from tests.integration.cluster import (
     ELSEWHERE,
     ONLY_PARENTS,
@@ -20,17 +21,6 @@ from tests.integration.cluster import (
     on,
     on_every_broker,
     record_of,
-)
-from tests.integration.idempotent_tasks import (
-    COMPUTED,
-    charge,
-    charge_after_computing,
-    charge_at_most_once,
-    charge_or_die,
-    charge_with_a_lease_of_8_s,
-    charge_with_a_long_lease,
-    charge_with_one_takeover,
-    charge_within_3_s,
 )
 from tests.support.celeries import since_celery
 from tests.support.ledger import Ledger, Row
@@ -61,7 +51,7 @@ def _successor_of(killed: Row, result: Any, ledger: Ledger) -> Row:
 def test_a_killed_attempt_is_taken_over_before_its_lease(cluster: Cluster, ledger: Ledger, store: Store) -> None:
     """SIGKILL in the body, under a lease of 90 seconds: the next attempt neither waits nor meets a conflict, though no
     delivery could see that the process is gone: the worker has ended the lease."""
-    result = charge_with_a_long_lease.delay("o", gate="go")
+    result = tasks.charge_with_a_long_lease.delay("o", gate="go")
     (killed,) = ledger.wait_for("begin")
     lease_until = record_of(store, _key(killed)).lease_until
     cluster.kill_child(killed)
@@ -73,7 +63,7 @@ def test_a_killed_attempt_is_taken_over_before_its_lease(cluster: Cluster, ledge
 @pytest.mark.worker(visibility_timeout=6)
 def test_a_killed_worker_is_taken_over_by_its_successor(worker: Worker, ledger: Ledger, store: Store) -> None:
     """SIGKILL of a worker with all its processes: its successor on that machine waits for the message, and no lease."""
-    result = charge_with_a_long_lease.delay("o", gate="go")
+    result = tasks.charge_with_a_long_lease.delay("o", gate="go")
     (killed,) = ledger.wait_for("begin")
     worker.kill()
     lease_until = record_of(store, _key(killed)).lease_until
@@ -87,7 +77,7 @@ def test_a_killed_worker_is_taken_over_by_its_successor(worker: Worker, ledger: 
 @pytest.mark.worker(settings=ELSEWHERE)
 def test_a_killed_worker_elsewhere_is_taken_over_after_its_lease(worker: Worker, ledger: Ledger, store: Store) -> None:
     """Nothing is known of a process on another machine: the lease counts, and the next attempt comes after it."""
-    result = charge_with_a_lease_of_8_s.delay("o", gate="go")
+    result = tasks.charge_with_a_lease_of_8_s.delay("o", gate="go")
     (killed,) = ledger.wait_for("begin")
     worker.kill()
     lease_until = record_of(store, _key(killed)).lease_until
@@ -102,7 +92,7 @@ def test_a_killed_worker_elsewhere_is_taken_over_after_its_lease(worker: Worker,
 @two_attentive
 def test_a_zombie_overwrites_deletes_and_reports_nothing(cluster: Cluster, ledger: Ledger, store: Store) -> None:
     """A worker that was frozen past its lease wakes up: the record and the result stay its successor's."""
-    result = charge.delay("o", gate="go")
+    result = tasks.charge.delay("o", gate="go")
     (begun,) = ledger.wait_for("begin")
     zombie = cluster.worker_of(begun)
     zombie.freeze()
@@ -123,7 +113,7 @@ def test_a_zombie_settles_what_was_given_up_and_nothing_runs_again(
     cluster: Cluster, ledger: Ledger, store: Store
 ) -> None:
     """A frozen attempt that may not be repeated wakes up: nobody else can have run, so its outcome ends the doubt."""
-    charge_at_most_once.delay("o", gate="go")
+    tasks.charge_at_most_once.delay("o", gate="go")
     (begun,) = ledger.wait_for("begin")
     zombie = cluster.worker_of(begun)
     zombie.freeze()
@@ -134,7 +124,7 @@ def test_a_zombie_settles_what_was_given_up_and_nothing_runs_again(
     ledger.open("go:1")
     wait_until(lambda: record_of(store, given_up.key).status is Status.COMPLETED, "the zombie ends its operation")
     assert record_of(store, given_up.key).owner == given_up.owner
-    assert charge_at_most_once.delay("o", gate="go").get(timeout=60) == "o by attempt 1"
+    assert tasks.charge_at_most_once.delay("o", gate="go").get(timeout=60) == "o by attempt 1"
     assert len(ledger.rows("effect")) == 1
 
 
@@ -146,12 +136,12 @@ def test_a_greenlet_that_computes_past_its_lease_learns_that_it_has_lost_it(
 ) -> None:
     """Nothing renews it meanwhile. It owns nothing afterwards, by its own eyes: it begins no guarded effect, and leaves
     the record and the result to its successor, which still runs."""
-    results = [charge_after_computing.delay("o", "go", guard)]
+    results = [tasks.charge_after_computing.delay("o", "go", guard)]
     (stalled,) = ledger.wait_for("begin")
-    results.append(charge_after_computing.delay("o", "go", guard))
+    results.append(tasks.charge_after_computing.delay("o", "go", guard))
     _, successor = ledger.wait_for("begin", count=2)
     assert (successor.worker != stalled.worker, successor.details["takeover"]) == (True, True)
-    worker.run_beside(f"open({COMPUTED!r}, 'x').close()")
+    worker.run_beside(f"open({tasks.COMPUTED!r}, 'x').close()")
     (lost,) = ledger.wait_for("lease_lost")
     assert lost.worker == stalled.worker
     assert record_of(store, _key(stalled)).fencing_token == successor.token
@@ -165,7 +155,7 @@ def test_a_greenlet_that_computes_past_its_lease_learns_that_it_has_lost_it(
 @pytest.mark.worker(settings={"idempotency_hold_messages": False})
 def test_a_task_longer_than_lease_and_visibility_timeout_runs_once(ledger: Ledger, store: Store) -> None:
     """The heartbeat keeps the claim while a broker that nobody tells delivers the message again and again."""
-    result = charge.delay("o", gate="go")
+    result = tasks.charge.delay("o", gate="go")
     (begun,) = ledger.wait_for("begin")
     first_lease = record_of(store, _key(begun)).lease_until
     ledger.wait_for("conflicted", count=2)
@@ -179,7 +169,7 @@ def test_a_task_longer_than_lease_and_visibility_timeout_runs_once(ledger: Ledge
 @pytest.mark.compat
 def test_a_cold_shutdown_gives_the_claim_back(worker: Worker, ledger: Ledger, store: Store) -> None:
     """SIGQUIT in the body: the redelivery runs at once, although the lease would last much longer."""
-    result = charge_with_a_long_lease.delay("o", gate="go")
+    result = tasks.charge_with_a_long_lease.delay("o", gate="go")
     (stopped,) = ledger.wait_for("begin")
     worker.shut_down(cold=True)
     assert record_of(store, _key(stopped)).status is Status.RELEASED
@@ -194,7 +184,7 @@ def test_a_cold_shutdown_waits_for_a_body_that_its_pool_cannot_stop(
     worker: Worker, ledger: Ledger, store: Store
 ) -> None:
     """SIGQUIT in a body that may happen at most once: it is not told of an error of Celery's, and has its outcome."""
-    charge_at_most_once.delay("o", gate="go")
+    tasks.charge_at_most_once.delay("o", gate="go")
     (stopped,) = ledger.wait_for("begin")
     worker.kill(signal="SIGQUIT", reload_container=False)
     wait_until(lambda: "terminate all running tasks" in worker.logs(), "the worker has the signal")
@@ -210,7 +200,7 @@ def test_a_soft_shutdown_ends_the_wait_for_a_store_that_is_away(
 ) -> None:
     """An outcome that cannot be recorded keeps no worker for longer than that; its message goes back, as if the process
     had been killed."""
-    charge_at_most_once.delay("o", gate="go")
+    tasks.charge_at_most_once.delay("o", gate="go")
     (begun,) = ledger.wait_for("begin")
     with faults.losing():
         ledger.open("go:1")
@@ -228,22 +218,22 @@ def test_a_body_that_exits_runs_again_and_ends_unknown_if_it_does_no_else(
 ) -> None:
     """In every pool: its claim and its message are given back, and its worker goes on. An exit of its own, and one by a
     signal that its worker did not send, count as the death of its process, so `max_takeovers` ends it as a SIGKILL."""
-    assert charge_or_die.delay("o", "once").get(timeout=60) == "o by attempt 2"
+    assert tasks.charge_or_die.delay("o", "once").get(timeout=60) == "o by attempt 2"
     assert [row.attempt for row in ledger.rows("effect", "o")] == [2]
     # Since billiard 4.3 prefork takes `CancelledError` for a failure of the task, and does not deliver it again.
     for death in ("SystemExit", "GreenletExit", "SIGTERM" if worker_options.pool == "prefork" else "CancelledError"):
         with pytest.raises(OutcomeUnknown):
-            charge_or_die.delay(death, death).get(timeout=60)
+            tasks.charge_or_die.delay(death, death).get(timeout=60)
         begun = [(row.attempt, row.details["takeover"]) for row in ledger.rows("begin", death)]
         assert begun == [(1, False), (2, True)]
-    assert charge.delay("another").get(timeout=60) == "another by attempt 1"
+    assert tasks.charge.delay("another").get(timeout=60) == "another by attempt 1"
 
 
 @since_celery("5.7", "messages that are given back after a hard time limit")
 @pytest.mark.worker(visibility_timeout=120, settings={"task_acks_on_failure_or_timeout": False})
 def test_a_body_that_is_too_long_again_and_again_ends_unknown(ledger: Ledger, store: Store) -> None:
     """A hard time limit that gives the message back counts as the death of its process."""
-    charge_with_one_takeover.apply_async(("o", "go"), time_limit=2)
+    tasks.charge_with_one_takeover.apply_async(("o", "go"), time_limit=2)
     ledger.wait_for("outcome_unknown")
     begun = ledger.rows("begin")
     assert [(row.attempt, row.details["takeover"]) for row in begun] == [(1, False), (2, True)]
@@ -252,8 +242,8 @@ def test_a_body_that_is_too_long_again_and_again_ends_unknown(ledger: Ledger, st
 
 def test_a_body_that_is_stopped_gives_the_claim_back(ledger: Ledger) -> None:
     """For its length, or by revoke(terminate=True): the next delivery of the key runs at once."""
-    limited = charge_with_a_long_lease.apply_async(("o", "go"), time_limit=3)
-    revoked = charge_with_a_long_lease.delay("p", "go")
+    limited = tasks.charge_with_a_long_lease.apply_async(("o", "go"), time_limit=3)
+    revoked = tasks.charge_with_a_long_lease.delay("p", "go")
     ledger.wait_for("begin", key="p")
     revoked.revoke(terminate=True)
     for result, error in ((limited, TimeLimitExceeded), (revoked, TaskRevokedError)):
@@ -261,14 +251,14 @@ def test_a_body_that_is_stopped_gives_the_claim_back(ledger: Ledger) -> None:
             result.get(timeout=60)
     ledger.open("go:2")
     for order in "op":
-        assert charge_with_a_long_lease.delay(order, "go").get(timeout=60) == f"{order} by attempt 2"
+        assert tasks.charge_with_a_long_lease.delay(order, "go").get(timeout=60) == f"{order} by attempt 2"
 
 
 @on("redis", at_night=("sqs", "greenlets"))
 @pytest.mark.worker(count=2, concurrency=1, visibility_timeout=4)
 def test_another_worker_takes_over_from_a_body_that_hangs(cluster: Cluster, ledger: Ledger, store: Store) -> None:
     """Renewals end, and the message is let go: it comes again, and is run again. The late body reports that outcome."""
-    result = charge_within_3_s.delay("o", gate="go")
+    result = tasks.charge_within_3_s.delay("o", gate="go")
     (hanging,) = ledger.wait_for("begin")
     worker = cluster.worker_of(hanging)
     _, successor = ledger.wait_for("begin", count=2)
@@ -276,7 +266,7 @@ def test_another_worker_takes_over_from_a_body_that_hangs(cluster: Cluster, ledg
     assert successor.at - hanging.at > 3
     ledger.open("go:2")
     assert result.get(timeout=60) == "o by attempt 2"
-    told = f"witnessed deadline_exceeded of {result.id} by {charge_within_3_s.name}"
+    told = f"witnessed deadline_exceeded of {result.id} by {tasks.charge_within_3_s.name}"
     wait_until(lambda: told in worker.logs(), "the signal was sent")
     assert worker.logs().count("idempotency.deadline_exceeded") == 1
     assert worker.logs().count("idempotency.hold_ended") == 1
@@ -295,13 +285,13 @@ def test_a_soft_time_limit_during_the_completion_waits_for_it(
     """The body has returned: Celery reports the limit, and the same call sent again is answered and has no effect."""
     ledger.open("go:1")
     with faults.losing(b"PutItem", b"COMPLETED") as cut:
-        limited = charge.apply_async(("o", "go"), soft_time_limit=2)
+        limited = tasks.charge.apply_async(("o", "go"), soft_time_limit=2)
         wait_until(lambda: cut.struck, "the completion is under way")
         wait_until(lambda: "Soft time limit" in worker.logs(), "the worker announces the limit")
         tries = cut.struck
         wait_until(lambda: cut.struck > tries + 1, "the limit has struck, before the second try from now on")
     with pytest.raises(SoftTimeLimitExceeded):
         limited.get(timeout=60)
-    assert record_of(store, charge.idempotency_key_for("o", "go")).status is Status.COMPLETED
-    assert charge.delay("o", "go").get(timeout=60) == "o by attempt 1"
+    assert record_of(store, tasks.charge.idempotency_key_for("o", "go")).status is Status.COMPLETED
+    assert tasks.charge.delay("o", "go").get(timeout=60) == "o by attempt 1"
     assert len(ledger.rows("effect")) == 1

@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.integration.broker.extenders import (
-    Missing,
-    RedisExtender,
-    Refused,
-    SqsExtender,
-    code_of,
-    extender_of,
-    is_gone,
-)
+from celery_idempotent.integration.broker import extenders
+from celery_idempotent.integration.broker.extenders import Missing, RedisExtender, Refused, SqsExtender, extender_of
 
 REDIS_PARTS = ["ack_emulation", "conn_or_acquire", "unacked_index_key", "visibility_timeout", "qos"]
 SQS_PARTS = ["sqs", "predefined_queues", "visibility_timeout", "basic_ack", "basic_reject", "qos"]
@@ -209,4 +202,5 @@ def test_a_worker_outlives_a_message_of_sqs_that_it_settles_too_late(
 def test_a_refusal_is_read_by_its_code() -> None:
     """Of one message; what is unknown is asked again."""
     gone = ["AWS.SimpleQueueService.MessageNotInflight", "com.amazonaws.sqs#ReceiptHandleIsInvalid"]
-    assert [is_gone(code_of(refusal(code))) for code in (*gone, "InternalError", "")] == [True, True, False, False]
+    codes = [extenders.code_of(refusal(each)) for each in (*gone, "InternalError", "")]
+    assert [extenders.is_gone(each) for each in codes] == [True, True, False, False]

@@ -10,20 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_idempotent import KeyReused, LeaseLost, OutcomeUnknown, Policy, PolicyError, ResultLost
-from celery_idempotent.contrib.http import answer
+from celery_idempotent.contrib.http import answer, semantics
 from celery_idempotent.contrib.http.guard import Buffer, Response, _Unkept, finish
-from celery_idempotent.contrib.http.semantics import (
-    LONGEST_KEY,
-    HttpAnswer,
-    HttpRules,
-    Problem,
-    RequestFacts,
-    answer_of,
-    by_authorization,
-    caller_of,
-    key_of,
-    record_of,
-)
+from celery_idempotent.contrib.http.semantics import LONGEST_KEY, HttpAnswer, Problem, answer_of, caller_of, key_of
 from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.troubleshooting import link
 
@@ -38,12 +27,12 @@ def quoted(key: str) -> str:
     return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def facts(path: str = "/", body: bytes = b"", route: str | None = None) -> RequestFacts:
-    return RequestFacts("POST", path, "", "", body, "k", "", route)
+def facts(path: str = "/", body: bytes = b"", route: str | None = None) -> semantics.RequestFacts:
+    return semantics.RequestFacts("POST", path, "", "", body, "k", "", route)
 
 
-def rules(**options: Any) -> HttpRules:
-    return HttpRules(**{"caller": "anybody", **options})
+def rules(**options: Any) -> semantics.HttpRules:
+    return semantics.HttpRules(**{"caller": "anybody", **options})
 
 
 @given(PRINTABLE, st.text(BARE, min_size=1, max_size=255))
@@ -82,7 +71,7 @@ def test_record_gives_the_response_back(status: int, headers: list[tuple[str, st
     """Through the serialiser, whatever the body holds; cookies are one client's, and some headers one connection's."""
     of_one = [(name, "x") for name in ("Set-Cookie", "Date", "Server", "Connection", "Transfer-Encoding")]
     sent = HttpAnswer(status, (*headers, *of_one, ("Content-Length", "1")), body)
-    assert answer_of(CODEC.keep(record_of(sent)).value) == HttpAnswer(status, tuple(headers), body)
+    assert answer_of(CODEC.keep(semantics.record_of(sent)).value) == HttpAnswer(status, tuple(headers), body)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +123,7 @@ def test_answer_that_no_server_can_send_is_refused_before_it_is_committed(
 )
 def test_caller_is_text(value: Any, caller: str | Problem | None) -> None:
     """An id of a database or of a token, which is hashed; nothing names nobody, and no two are written alike."""
-    assert "secret" not in str(by_authorization("Bearer secret"))
+    assert "secret" not in str(semantics.by_authorization("Bearer secret"))
     if caller is not None:
         assert caller_of(value) == caller
         return

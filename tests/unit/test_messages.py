@@ -13,18 +13,8 @@ from celery.exceptions import Reject, Retry
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentMixin, InFlight, KeyMissing, Policy, StoreUnavailable
-from celery_idempotent.integration.headers import (
-    CONFLICTS_HEADER,
-    IDENTITY_HEADER,
-    OUTAGES_HEADER,
-    TICK_HEADER,
-    bound_header,
-    count_in,
-    headers_of,
-    identity_header,
-    identity_in,
-    tick_in,
-)
+from celery_idempotent.integration import headers as module
+from celery_idempotent.integration.headers import CONFLICTS_HEADER, IDENTITY_HEADER, identity_header, identity_in
 from celery_idempotent.integration.messages.postpone import _postpone
 from celery_idempotent.protocol.keys import Identity
 from tests.support.deliveries import Ended, Shop, deliver
@@ -69,7 +59,7 @@ def test_same_effect_has_the_same_deduplication_id_in_a_fifo_queue(charge: Any, 
 
 def test_message_that_something_waits_for_or_that_comes_again_is_not_dropped(charge: Any, sent: Any) -> None:
     """It would be lost, with its callback, its chord, its tick or its turn; most are published without a task id."""
-    link, headers = charge.si(8), ({CONFLICTS_HEADER: 1}, {CONFLICTS_HEADER: 2}, {OUTAGES_HEADER: 1})
+    link, headers = charge.si(8), ({CONFLICTS_HEADER: 1}, {CONFLICTS_HEADER: 2}, {module.OUTAGES_HEADER: 1})
     options = [{}, *[{"link": link}, {"link_error": link}, {"group_id": "g"}, {"chain": [link]}] * 2]
     for each in (*options, *({"headers": header} for header in headers)):
         charge.apply_async((7,), **each)
@@ -136,28 +126,28 @@ def test_carried_identity_is_of_one_task_and_one_task_id() -> None:
         assert identity_in({IDENTITY_HEADER: forged}, "shop.charge:1", "id") is None
 
 
-@pytest.mark.parametrize("header", [None, "", ":", "report@1", bound_header("", "report", "id")])
+@pytest.mark.parametrize("header", [None, "", ":", "report@1", module.bound_header("", "report", "id")])
 def test_header_that_names_no_tick_is_none(header: str | None) -> None:
     """Nothing, or something of somebody else's."""
-    assert tick_in({TICK_HEADER: header} if header is not None else {}, "report", "id") is None
+    assert module.tick_in({module.TICK_HEADER: header} if header is not None else {}, "report", "id") is None
 
 
 @pytest.mark.parametrize(("found", "count"), [(999_999, 999_999), *((each, 0) for each in (True, -1, "3", 1_000_000))])
 def test_count_of_a_stranger_is_none(found: object, count: int) -> None:
     """Anybody may write headers; a flag is no 1, though Python's is."""
-    assert repr(count_in({CONFLICTS_HEADER: found}, CONFLICTS_HEADER)) == repr(count)
+    assert repr(module.count_in({CONFLICTS_HEADER: found}, CONFLICTS_HEADER)) == repr(count)
 
 
 @pytest.mark.parametrize("names", [1, 800], ids=["one long name", "many short names"])
 def test_names_of_headers_that_a_stranger_has_made_up_do_not_stay_in_memory(names: int) -> None:
     """A worker's process lives for weeks, and each of these 20 messages has 50 KB of names of its own."""
-    headers_of(Context(headers={5: "a name that is no text"}, properties={}), "task")
+    module.headers_of(Context(headers={5: "a name that is no text"}, properties={}), "task")
     gc.collect()
     tracemalloc.start()
     try:
         for number in range(20):
             made_up = {f"{number} {each}".rjust(50_000 // names, "-"): 1 for each in range(names)}
-            headers_of(Context(headers=made_up, properties={}), "task")
+            module.headers_of(Context(headers=made_up, properties={}), "task")
         del made_up
         gc.collect()
         kept, _ = tracemalloc.get_traced_memory()

@@ -9,25 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_idempotent.protocol import operation as op
+from celery_idempotent.protocol import steps
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.effects import OnTakeover
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Ending
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import BLANK, Record, Status, bounded
-from celery_idempotent.protocol.steps import (
-    Begin,
-    Begun,
-    Call,
-    Doubt,
-    Finished,
-    Recall,
-    Terms,
-    decide_step,
-    from_plain,
-    only_finished,
-    to_plain,
-)
+from celery_idempotent.protocol.steps import Begin, Begun, Call, Doubt, Finished, Recall, from_plain
 from celery_idempotent.testing.contract import a_record
 
 NOW, GRACE, LEASE = 1_800_000_100_000, 1_000, 60_000
@@ -291,7 +280,7 @@ FINISHED = Finished(Encoded('"ch_1"', "application/json"))
 )
 def test_step(seen: Begun | Finished | None, on_takeover: OnTakeover, window: int | None, decision: object) -> None:
     """A finished step is never called again; one that began is called again only where that is safe or chosen."""
-    assert decide_step("mail", seen, terms=Terms(on_takeover, window), now=2_000) == decision
+    assert steps.decide_step("mail", seen, terms=steps.Terms(on_takeover, window), now=2_000) == decision
 
 
 @given(
@@ -301,9 +290,9 @@ def test_step(seen: Begun | Finished | None, on_takeover: OnTakeover, window: in
 )
 def test_states_of_steps_round_trip_through_a_record(state: Begun | Finished) -> None:
     """Text and bytes alike; who says that a step had no effect lets only those that began run again."""
-    plain = to_plain(state)
+    plain = steps.to_plain(state)
     assert (from_plain(plain), from_plain(None)) == (state, None)
-    assert only_finished({"a": plain}) == ({} if isinstance(state, Begun) else {"a": plain})
+    assert steps.only_finished({"a": plain}) == ({} if isinstance(state, Begun) else {"a": plain})
 
 
 @pytest.mark.parametrize("plain", [{}, {"begun_at": "soon", "attempt": 1}, {"text": "1"}, {"state": "new"}])

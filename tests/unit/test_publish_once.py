@@ -21,18 +21,10 @@ from celery_idempotent import Policy, ReplayedFailure
 from celery_idempotent.errors import LeaseLost, SafeToRetry, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.messages import outbox
 from celery_idempotent.integration.settings import runtime_of
+from celery_idempotent.protocol import publishing
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, Replay, ReplayFailure, Run, decide
-from celery_idempotent.protocol.publishing import (
-    Announce,
-    Outgoing,
-    Publication,
-    Send,
-    Underway,
-    confirmed,
-    publication,
-    shown_status,
-)
+from celery_idempotent.protocol.publishing import Announce, Outgoing, Publication, Send, Underway
 from celery_idempotent.protocol.record import BLANK, Record, Status, bounded, marked
 from celery_idempotent.stores.sql import SQLStore, schema
 from celery_idempotent.testing.contract import a_record
@@ -52,7 +44,7 @@ FIRST = BLANK.but(key="k", status=Status.RELEASED, revision="new", fingerprint="
 
 def _publish(record: Record | None, *, is_gone: bool = False, **changes: Any) -> Publication:
     outgoing = Outgoing(operation=OPERATION, queued_for=QUEUED_FOR)._replace(**changes)
-    return publication(record, outgoing, NOW, "new", is_gone=is_gone)
+    return publishing.publication(record, outgoing, NOW, "new", is_gone=is_gone)
 
 
 _record = a_record().but(key="k", task_id="theirs").but
@@ -71,8 +63,8 @@ def test_a_new_operation_is_announced_for_a_lease_and_confirmed_for_longer(queue
     """What is confirmed names no process: it counts whatever becomes of its publisher, and until it expires."""
     outgoing = Outgoing(operation=OPERATION, queued_for=queued_for)
     first = FIRST.but(lease_until=NOW + min(queued_for, LEASE))
-    assert publication(None, outgoing, NOW, "new") == Announce(first, None)
-    assert confirmed(first, outgoing, NOW + 7, "later") == first.but(
+    assert publishing.publication(None, outgoing, NOW, "new") == Announce(first, None)
+    assert publishing.confirmed(first, outgoing, NOW + 7, "later") == first.but(
         revision="later", lease_until=NOW + 7 + queued_for, updated_at=NOW + 7, process=""
     )
 
@@ -166,7 +158,7 @@ def test_a_delivery_takes_an_announcement_as_its_first_attempt(fingerprint: str)
 )
 def test_people_see_whether_a_message_is_on_its_way(record: Record, shown: str) -> None:
     """Of what an attempt has given back, and of every other status, there is no more to say."""
-    assert shown_status(record.status, record.owner, record.lease_until, NOW) == shown
+    assert publishing.shown_status(record.status, record.owner, record.lease_until, NOW) == shown
 
 
 ONCE = Policy("order_id", publish="once", remember=(LookupError,))

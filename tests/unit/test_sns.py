@@ -22,18 +22,7 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask, Policy
 from celery_idempotent.contrib import sns as module
-from celery_idempotent.contrib.sns import (
-    By,
-    Notification,
-    NotRouted,
-    Route,
-    Subscriber,
-    Subscribers,
-    TaskCall,
-    call_of,
-    consume,
-    unwrap,
-)
+from celery_idempotent.contrib.sns import By, Notification, Route, Subscriber, Subscribers, TaskCall, consume, unwrap
 from celery_idempotent.errors import KeyMissing, PolicyError
 from celery_idempotent.integration import settings
 from celery_idempotent.integration.operating.worker import looking
@@ -60,7 +49,7 @@ HASH = sha256(PLACED.text.encode()).hexdigest()
 
 
 def _routed(notification: Notification, *routes: Route, task: Any = charge) -> TaskCall:
-    return call_of(notification, [(each, inspect.signature(task)) for each in routes], delivered_as="sqs-1")
+    return module.call_of(notification, [(each, inspect.signature(task)) for each in routes], delivered_as="sqs-1")
 
 
 def _route(**options: Any) -> Route:
@@ -123,7 +112,7 @@ def test_members_of_the_message_are_the_arguments_of_their_names(message: dict[s
 
 def test_first_route_that_fits_has_it() -> None:
     """Whatever its function looks at; none has what a person has to confirm."""
-    with pytest.raises(NotRouted, match="SubscriptionConfirmation"):
+    with pytest.raises(module.NotRouted, match="SubscriptionConfirmation"):
         _call(replace(PLACED, kind="SubscriptionConfirmation"))
     routes = [_route(when=lambda each: each.attributes["event"] == "paid"), _route(when=lambda each: each.subject)]
     assert _routed(PLACED, *routes, _route()).route is routes[1]

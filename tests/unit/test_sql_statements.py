@@ -18,20 +18,11 @@ from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import SCHEMA, Record
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge
 from celery_idempotent.stores import forks
-from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.stores.sql import SQLStore, statements
 from celery_idempotent.stores.sql.drivers import is_dead
 from celery_idempotent.stores.sql.schema import DIALECTS, KEY, outbox, records
 from celery_idempotent.stores.sql.statement_store import StatementStore, Values
-from celery_idempotent.stores.sql.statements import (
-    SERVER_NOW,
-    DuplicateKey,
-    Parameters,
-    Reply,
-    Statements,
-    bytes_on_the_wire,
-    record_of,
-    row_of,
-)
+from celery_idempotent.stores.sql.statements import SERVER_NOW, Parameters, Reply, Statements, record_of, row_of
 from celery_idempotent.testing.contract import a_record
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]))
@@ -104,18 +95,18 @@ def test_row_that_cannot_be_read_is_refused() -> None:
 def test_answer_from_before_the_race_is_asked_again(expected: str | None) -> None:
     """A loser that is shown what it expected was shown the past, as by a replica, which is not asked for ever."""
     past = replace(a_record(), revision="revision") if expected else None
-    winner, new, statements = a_record(), a_record(), Statements(records, "postgresql", "s")
+    winner, new, postgresql = a_record(), a_record(), Statements(records, "postgresql", "s")
     asked, execute = database(lost(past), lost(past), lost(winner))
-    assert statements.swap(execute, new, expected) == winner
+    assert postgresql.swap(execute, new, expected) == winner
     assert asked == [asked[0]] * 3
 
     asked, execute = database(lost(past))
     with pytest.raises(StoreUnavailable, match="replica"):
-        statements.swap(execute, new, expected)
+        postgresql.swap(execute, new, expected)
     assert len(asked) == 100
     asked, execute = database(lost(None))
     if expected:
-        assert statements.swap(execute, new, expected) is None
+        assert postgresql.swap(execute, new, expected) is None
         assert len(asked) == 1
 
 
@@ -131,7 +122,7 @@ def test_own_write_that_is_met_again_waits_for_the_standby() -> None:
 def test_answer_from_before_the_race_repeats_write_and_look(dialect: str) -> None:
     """Where a swap takes two statements, both are repeated: the write may win now."""
     new, nothing = a_record(), Reply([], 0)
-    asked, execute = database(DuplicateKey() if dialect != "sqlite" else nothing, nothing, Reply([], 1))
+    asked, execute = database(statements.DuplicateKey() if dialect != "sqlite" else nothing, nothing, Reply([], 1))
     assert Statements(records, dialect, "s").swap(execute, new, None) == new
     assert len(asked) == 3
 
@@ -145,7 +136,7 @@ def test_size_on_the_wire_is_never_underestimated(text: str, data: bytes) -> Non
         for each in values.values()
         if isinstance(each, str | bytes)
     )
-    assert written + len(str(Statements(records, "mysql", "s")._replace)) < bytes_on_the_wire(values)
+    assert written + len(str(Statements(records, "mysql", "s")._replace)) < statements.bytes_on_the_wire(values)
 
 
 class FromDriver(Exception):

@@ -15,18 +15,8 @@ from starlette.testclient import TestClient
 from celery_idempotent import PolicyError, Status
 from celery_idempotent.contrib.web import create_app
 from celery_idempotent.contrib.web.guard import Sessions
-from tests.support.web import (
-    BEARER,
-    TOKEN,
-    a_browser,
-    a_page,
-    a_program,
-    a_shop,
-    a_verdict,
-    a_written,
-    form_token_in,
-    now_of,
-)
+from tests.support import web
+from tests.support.web import BEARER, TOKEN, a_browser, a_page, a_shop, a_verdict, a_written, form_token_in, now_of
 
 PAGES = ("/", "/records", "/record?key=k", "/judge", "/metrics", "/nowhere")
 OTHER = "another token, longer"
@@ -159,7 +149,7 @@ def test_form_is_of_the_page_and_of_its_session(
 @pytest.mark.parametrize(("write", "status"), [(True, 200), (False, 403)])
 def test_program_needs_no_token_of_a_form_where_verdicts_are_given(app: Celery, write: bool, status: int) -> None:
     """No site can make a browser send its header; where people only look, nobody finds a form."""
-    record, program = a_written(app), a_program(a_page(app, write=write))
+    record, program = a_written(app), web.a_program(a_page(app, write=write))
     pages = [program.get(page).text for page in ("/records", f"/record?key={record.key}")]
     assert ['<form method="post"' in each for each in pages] == [write, write]
     assert ("checkbox" in pages[0]) is write

@@ -27,21 +27,8 @@ from celery_idempotent.protocol.steps import Begun, Finished, to_plain
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.protocol.verdicts import Action, given
 from celery_idempotent.testing.contract import a_completion, a_record
-from tests.support.web import (
-    BEARER,
-    HOUR,
-    Watched,
-    a_page,
-    a_program,
-    a_shop,
-    a_verdict,
-    a_written,
-    now_of,
-    overview_of,
-    seen,
-    store_of,
-    text_of,
-)
+from tests.support import web
+from tests.support.web import HOUR, Watched, a_page, a_verdict, a_written, now_of, overview_of, seen, store_of, text_of
 
 MARKUP = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 CONTROL = "\x00\x1b[31m\r\nforged\u202etxt.exe\u2028\x7f\ud800"
@@ -55,13 +42,13 @@ def store() -> Watched:
 
 @pytest.fixture
 def app(store: Watched) -> Celery:
-    return a_shop(idempotency_store=store)
+    return web.a_shop(idempotency_store=store)
 
 
 @pytest.fixture
 def person(app: Celery) -> TestClient:
     """Somebody who may give verdicts."""
-    return a_program(a_page(app))
+    return web.a_program(a_page(app))
 
 
 def _listed(html: str) -> list[str]:
@@ -179,7 +166,7 @@ def test_store_that_gives_no_record_is_told(person: TestClient, store: Watched, 
     assert person.get(path).status_code == (404 if "key" in path else 200)
 
 
-@pytest.mark.parametrize(("headers", "status"), [({}, 401), (BEARER, 503)], ids=["a stranger", "a person"])
+@pytest.mark.parametrize(("headers", "status"), [({}, 401), (web.BEARER, 503)], ids=["a stranger", "a person"])
 def test_store_that_was_never_there_is_told(
     app: Celery, store: Watched, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], status: int
 ) -> None:
