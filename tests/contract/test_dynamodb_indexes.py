@@ -85,9 +85,7 @@ def test_nothing_but_doubt_is_marked_until_its_verdict(url: str, store: DynamoDB
     assert requests == ["Query"]
 
 
-def test_index_that_is_behind_lists_nothing_that_has_changed(
-    store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_behind_lists_nothing_that_has_changed(store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it names is read from the table, and looked at again."""
     judged, gone, still = (kept(store, status=UNKNOWN) for _ in range(3))
     items = store._indexes.items
@@ -183,9 +181,7 @@ def test_table_in_use_gets_its_indexes(url: str, monkeypatch: pytest.MonkeyPatch
     assert ATTENTION not in _item(store, ended)
 
 
-def test_index_that_is_being_filled_is_waited_for(
-    url: str, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
-) -> None:
+def test_index_being_filled_is_waited_for(url: str, monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
     """Also where somebody else is making it: the table then takes no other change."""
     with provisioned(url):
         pass

@@ -310,9 +310,7 @@ def test_a_store_closed_by_another_thread_connects_again(server: ScriptedServer)
     assert connections(server) == [0, 1]
 
 
-def test_a_botocore_with_other_insides_is_used_from_outside(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_botocore_changed_inside_is_used_from_outside(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the session keeps its pool elsewhere, requests go through the session."""
     monkeypatch.delattr("urllib3.connectionpool.HTTPConnectionPool._put_conn")
     empty = SimpleNamespace(status_code=200, headers={}, content=b"{}")

@@ -236,9 +236,7 @@ def test_lost_request_or_reply_is_healed_by_the_resend(proxy: TcpProxy, distant:
         assert distant.get(record.key) == new
 
 
-def test_swap_without_any_answer_has_an_unknown_outcome(
-    proxy: TcpProxy, distant: RedisStore, store: RedisStore
-) -> None:
+def test_swap_without_answer_has_an_unknown_outcome(proxy: TcpProxy, distant: RedisStore, store: RedisStore) -> None:
     """It may have been written, and the resend that meets a successor overwrites nothing."""
     record = a_record()
     cut = proxy.cut_reply(record.revision.encode(), times=3)
@@ -307,9 +305,7 @@ def test_only_what_is_meant_is_read(listed: RedisStore, monkeypatch: pytest.Monk
     assert len(list(listed.scan())) == 24
 
 
-def test_what_changes_meanwhile_is_not_listed_as_what_it_was(
-    listed: RedisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_changes_meanwhile_is_not_listed_as_it_was(listed: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by its fields and read whole are two moments: what is listed is what was read, or is gone."""
     judged, gone = (kept(listed, status=Status.UNKNOWN) for _ in range(2))
     asked = hashes._ask_fields
@@ -365,9 +361,7 @@ def test_client_or_option_that_cannot_be_used_is_refused(redis_server: EmbeddedR
                 RedisStore(redis.Redis(), **{option: value})  # type: ignore[arg-type]
 
 
-def test_own_client_works_on_both_sides_of_a_fork(
-    redis_server: EmbeddedRedis, redis_cluster: EmbeddedRedisCluster
-) -> None:
+def test_own_client_works_across_a_fork(redis_server: EmbeddedRedis, redis_cluster: EmbeddedRedisCluster) -> None:
     """redis-py's pools notice a fork, so a client object may be given, a cluster's, too; replies are never mixed up."""
     host, port = redis_cluster.address.split(":")
     own: list[redis.Redis | RedisCluster] = [redis.Redis(port=redis_server.port), RedisCluster(host, int(port))]

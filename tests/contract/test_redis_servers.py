@@ -48,9 +48,7 @@ def tls(redis_server: EmbeddedRedis, certificates: Certificates) -> Iterator[Tcp
         yield proxy
 
 
-def test_certificate_and_host_are_checked_unless_the_url_says_otherwise(
-    tls: TcpProxy, certificates: Certificates
-) -> None:
+def test_certificate_and_host_are_checked_unless_url_says_otherwise(tls: TcpProxy, certificates: Certificates) -> None:
     """The authority is named as for a broker; an error says what to set."""
     ours, other, trusted = f"{HOST}:{tls.port}/0", f"localhost:{tls.port}/0", f"ssl_ca_certs={certificates.authority}"
     works(f"rediss://{ours}?{trusted}")

@@ -91,9 +91,7 @@ def queue(dynamodb_endpoint: str, store: SQLStore) -> Iterator[Queue]:
     found.app.close()
 
 
-def test_message_over_the_limit_of_sqs_fails_alone(
-    store: SQLStore, queue: Queue, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_message_over_limit_of_sqs_fails_alone(store: SQLStore, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     """Those behind it go out; it is shown, and goes out itself once the queue takes it."""
     large = _message("large", "x" * 100_000)  # kombu encodes it twice in base 64
     _enqueue(store, _message("a"), large, *(_message(f"b{number}") for number in range(9)))

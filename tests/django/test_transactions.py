@@ -242,9 +242,7 @@ def test_message_belongs_to_the_block_around_it(store: DjangoStore) -> None:
     assert store.take(10, 0) == []
 
 
-def test_callbacks_on_commit_cannot_undo_an_outcome(
-    store: DjangoStore, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_callbacks_on_commit_undo_no_outcome(store: DjangoStore, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """They run when all is committed; one that raises is logged, and the others run."""
     record, seen = a_claim(store), list[Any]()
     done, transaction_ = a_completion(record), store.begin()

@@ -184,9 +184,7 @@ TABLES: list[tuple[str, str, str, Iterable[str]]] = [
 @pytest.mark.parametrize(
     ("page", "head", "pattern", "names"), TABLES, ids=lambda each: each if isinstance(each, str) else ""
 )
-def test_table_has_every_name_of_the_code_and_no_other(
-    page: str, head: str, pattern: str, names: Iterable[str]
-) -> None:
+def test_table_has_every_name_of_code_and_no_other(page: str, head: str, pattern: str, names: Iterable[str]) -> None:
     """Fields, settings, events, commands, options."""
     column, *_ = head.split(" | ")
     documented = [name for row in table(DOCS / f"{page}.md", head) for name in re.findall(pattern, row[column])]

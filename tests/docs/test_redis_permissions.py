@@ -78,9 +78,7 @@ def test_permission_to_wait_is_needed_where_it_is_said(redis_server: EmbeddedRed
         ("+del", {"purge"}),
     ],
 )
-def test_permissions_of_an_operator_are_for_commands(
-    redis_server: EmbeddedRedis, rule: str, commands: set[str]
-) -> None:
+def test_permissions_of_operators_are_for_commands(redis_server: EmbeddedRedis, rule: str, commands: set[str]) -> None:
     """All are enough for every one; a command that lacks its own names what to grant."""
     assert rule in f" {OPERATOR}"
     prefix = f"?prefix=celery-idempotent:{uuid4().hex}:"

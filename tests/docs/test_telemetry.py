@@ -179,9 +179,7 @@ def scrape(port: int) -> Samples:
 
 
 @pytest.mark.timeout(300)
-def test_recipe_exports_every_process_of_a_prefork_worker(
-    port: int, redis_server: EmbeddedRedis, tmp_path: Path
-) -> None:
+def test_recipe_exports_each_process_of_prefork_workers(port: int, redis_server: EmbeddedRedis, tmp_path: Path) -> None:
     """Counts and latencies of the pool, gauges of the main process; and a new pool process begins anew."""
     app = Celery("shop", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
     app.conf.task_default_queue = tmp_path.name

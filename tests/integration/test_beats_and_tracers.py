@@ -75,9 +75,7 @@ def start(tracer: str, redis_server: EmbeddedRedis, ledger: Ledger, tmp_path: Pa
 @pytest.mark.parametrize(
     "tracer", [SENTRY, *(pytest.param(name, marks=at_night(module)) for name, module in OTHERS.items())], indirect=True
 )
-def test_explicit_keys_retries_and_postponed_deliveries_keep_their_operation(
-    start: Start, tracer: str, ledger: Ledger
-) -> None:
+def test_explicit_keys_retries_and_postponements_keep_the_operation(start: Start, tracer: str, ledger: Ledger) -> None:
     """Five keys of one call are five effects; a step is made once; who waits for its own key is answered by it."""
     publisher = start(APP)
     wait_until(lambda: publisher.poll() is not None, "the publisher is done", timeout=100)

@@ -109,9 +109,7 @@ def test_a_zombie_overwrites_deletes_and_reports_nothing(cluster: Cluster, ledge
 
 @on("sqs", at_night=("redis", "classic", "quorum", "greenlets"))
 @two_attentive
-def test_a_zombie_settles_what_was_given_up_and_nothing_runs_again(
-    cluster: Cluster, ledger: Ledger, store: Store
-) -> None:
+def test_zombie_settles_what_was_given_up_and_nothing_reruns(cluster: Cluster, ledger: Ledger, store: Store) -> None:
     """A frozen attempt that may not be repeated wakes up: nobody else can have run, so its outcome ends the doubt."""
     tasks.charge_at_most_once.delay("o", gate="go")
     (begun,) = ledger.wait_for("begin")
@@ -180,9 +178,7 @@ def test_a_cold_shutdown_gives_the_claim_back(worker: Worker, ledger: Ledger, st
 
 
 @on(at_night=("threads", "solo"))
-def test_a_cold_shutdown_waits_for_a_body_that_its_pool_cannot_stop(
-    worker: Worker, ledger: Ledger, store: Store
-) -> None:
+def test_cold_shutdown_waits_for_a_body_that_its_pool_cannot_stop(worker: Worker, ledger: Ledger, store: Store) -> None:
     """SIGQUIT in a body that may happen at most once: it is not told of an error of Celery's, and has its outcome."""
     tasks.charge_at_most_once.delay("o", gate="go")
     (stopped,) = ledger.wait_for("begin")

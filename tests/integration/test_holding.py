@@ -108,9 +108,7 @@ def test_a_postponed_message_may_wait_for_longer_than_the_visibility_timeout(clu
 
 @on("redis", at_night=("sqs", "classic", "quorum", "greenlets"))
 @pytest.mark.worker(count=2)
-def test_a_warm_shutdown_holds_what_it_waits_for(
-    cluster: Cluster, ledger: Ledger, worker_options: WorkerOptions
-) -> None:
+def test_warm_shutdown_holds_what_it_waits_for(cluster: Cluster, ledger: Ledger, worker_options: WorkerOptions) -> None:
     """SIGTERM ends the consuming, not the body: its message stays where it is."""
     result = charge.delay("long", gate="go")
     (begun,) = ledger.wait_for("begin")

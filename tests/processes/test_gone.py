@@ -118,9 +118,7 @@ def _name_under(root: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> st
     return this_process()
 
 
-def test_machine_is_told_by_its_boot_its_namespaces_and_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_is_told_by_boot_namespaces_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same pid after a reboot, or in another container, is another process of which nothing is known."""
     others: list[dict[str, Any]] = [{}, {"boot": "c"}, {"pids": "pid:[2]"}, {"times": "time:[2]"}, {"times": None}]
     names = [_name_under(tmp_path / str(place), monkeypatch, **each) for place, each in enumerate(others)]

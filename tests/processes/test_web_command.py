@@ -72,9 +72,7 @@ def test_token_of_their_own_is_not_printed(
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else "",
 )
-def test_others_are_let_in_by_a_token_of_ones_own_alone(
-    served: Any, arguments: tuple[str, ...], code: int, said: str
-) -> None:
+def test_others_come_in_by_ones_own_token_alone(served: Any, arguments: tuple[str, ...], code: int, said: str) -> None:
     """A drawn one stands in a log, and changes at each start; TLS is asked for; no answer waits for a delayed ACK."""
     result = _run(*arguments)
     assert (result.exit_code, said in result.output) == (code, True)

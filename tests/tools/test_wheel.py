@@ -114,9 +114,7 @@ Celery(broker=sys.argv[1], backend=sys.argv[1]).send_task("charge").forget()
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_the_redis_extra_is_all_that_redis_needs(
-    built: tuple[Path, Path], redis_server: EmbeddedRedis, tmp_path: Path
-) -> None:
+def test_redis_extra_is_all_redis_needs(built: tuple[Path, Path], redis_server: EmbeddedRedis, tmp_path: Path) -> None:
     """Store, broker and result backend; on SQL the tutorial shows it."""
     python = environment(tmp_path / "environment", f"{built[1]}[redis]")
     assert run(str(python), "-c", SHOP, redis_server.url, cwd=tmp_path) == "charged o-1\n"

@@ -79,9 +79,7 @@ def test_a_synchronous_wrapper_is_a_body(shop: Shop, body: Any, result: Any, opt
 
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (ValueError,)}, {"pydantic": True}, {"bind": True}])
 @pytest.mark.parametrize("body", [charge, later_lines, lines], ids=["async", "async generator", "generator"])
-def test_a_body_that_returns_before_it_runs_is_refused_at_definition(
-    shop: Shop, body: Any, options: dict[str, Any]
-) -> None:
+def test_body_returning_before_it_runs_is_refused_at_definition(shop: Shop, body: Any, options: dict[str, Any]) -> None:
     """Under Celery's own wrappers, too; the error says where the body was written."""
     with pytest.raises(PolicyError) as raised:
         shop.task(None, body, "t", **options)

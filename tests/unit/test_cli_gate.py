@@ -108,9 +108,7 @@ def test_broker_is_shown_without_its_password(app: Celery, monkeypatch: pytest.M
     assert run(app, "check").stderr.endswith(f"Error: {reason}\n")
 
 
-def test_broker_that_does_not_answer_is_waited_for_no_longer_than_told(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_broker_is_waited_for_no_longer_than_told(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the transport's own patience is."""
     hangs = threading.Event()
     monkeypatch.setattr("kombu.Connection.connect", lambda self: hangs.wait())

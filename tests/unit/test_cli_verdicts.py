@@ -78,9 +78,7 @@ def test_record_is_shown_before_a_verdict_is_asked_for(
     assert (result.exit_code, store.get("k")) == (1, record)
 
 
-def test_verdict_counts_for_the_record_that_was_shown(
-    app: Celery, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdict_counts_for_the_record_shown(app: Celery, store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a delivery did while the person thought is not overruled."""
     think(monkeypatch, store, keep(app, "k"))
     assert "somebody else changed the record meanwhile" in run(app, "resolve", "k", "--rerun").output
@@ -142,9 +140,7 @@ def test_dry_run_judges_nothing(app: Celery, store: FaultyStore) -> None:
     assert (summary, reason[:30]) == ("would judge 1, would refuse 2", "  2: the body may be alive on ")
 
 
-def test_verdict_on_many_is_given_on_what_was_listed(
-    app: Celery, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_verdict_is_on_what_was_listed(app: Celery, store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a no they are as they were; what a delivery did while the person thought is told, and not overruled."""
     first, _ = keep(app, "u1"), keep(app, "u2")
     refused = run(app, *ALL_UNKNOWN, answer="n\n")

@@ -182,9 +182,7 @@ def test_requests_do_not_hang_for_botocores_minute() -> None:
 
 
 @pytest.mark.parametrize("method", ["basic_ack", "basic_reject"])
-def test_a_worker_outlives_a_message_of_sqs_that_it_settles_too_late(
-    method: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_worker_outlives_a_message_of_sqs_settled_too_late(method: str, caplog: pytest.LogCaptureFixture) -> None:
     """kombu issue 1391: it is forgotten, with a free place for another. Other errors are Celery's to deal with."""
     channel: Any = SqsChannel()
     assert isinstance(extender_of("sqs", channel), SqsExtender)

@@ -133,9 +133,7 @@ def test_body_without_a_claim_leaves_what_it_calls_protected(shop: Shop, mode: A
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_observed_function_runs_each_time_and_tells(
-    shop: Shop, private: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_observed_function_runs_always_and_tells(shop: Shop, private: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever is wrong, observing changes nothing of what a function does; a reason's text is told where it may be."""
     charge = shop.function(Policy("order", mode="observe", private=private))
     with signalled() as told:

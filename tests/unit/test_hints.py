@@ -166,9 +166,7 @@ def test_the_line_for_message_groups_makes_one_of_the_arguments() -> None:
     assert message.properties["MessageGroupId"] == "7"
 
 
-def test_a_worker_warns_once_of_what_somebody_wrote_and_logs_what_nobody_wrote(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_worker_warns_once_of_what_somebody_wrote_and_logs_what_nobody_wrote(caplog: pytest.LogCaptureFixture) -> None:
     """At INFO: it costs time, never the promise, and most workers would warn of it at each start."""
     caplog.set_level("INFO", "celery_idempotent")
     app = _app(SQS, {"visibility_timeout": 1800, "polling_interval": NONE})

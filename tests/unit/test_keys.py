@@ -565,9 +565,7 @@ def _keywords(a: Any, *, b: Any = 2) -> None: ...
     args=st.lists(st.integers(), max_size=5),
     kwargs=st.dictionaries(st.sampled_from(["a", "b", "c", "d", "stranger"]), st.integers()),
 )
-def test_arguments_are_bound_as_python_binds_them(
-    body: Callable[..., Any], args: list[int], kwargs: dict[str, int]
-) -> None:
+def test_arguments_are_bound_as_by_python(body: Callable[..., Any], args: list[int], kwargs: dict[str, int]) -> None:
     """However a call is written, each argument has its name and its place, or the call is Python's TypeError."""
     signature = inspect.signature(body)
     bind = CallSignature(signature).bind

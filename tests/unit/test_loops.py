@@ -97,9 +97,7 @@ def test_loop_goes_on_while_the_store_is_waited_for() -> None:
     ("has_begun", "on_takeover", "status"),
     [(False, "refuse", Status.RELEASED), (True, "rerun", Status.RELEASED), (True, "refuse", Status.UNKNOWN)],
 )
-def test_call_that_is_cancelled_has_ended_when_its_caller_knows(
-    has_begun: bool, on_takeover: str, status: Status
-) -> None:
+def test_cancelled_call_has_ended_when_its_caller_knows(has_begun: bool, on_takeover: str, status: Status) -> None:
     """Its claim is given back, or in doubt if its body has begun; the caller can ask again at once."""
     store = Slow(may_write=has_begun)
 

@@ -109,9 +109,7 @@ def test_verdict_holds_for_the_record_that_was_looked_at(app: Celery, store: Mem
         release("no such key", app=app)
 
 
-def test_release_loses_against_a_write_meanwhile(
-    app: Celery, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_release_loses_to_a_write_meanwhile(app: Celery, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A takeover between the look and the release stands."""
     record, get = _kept(app), store.get
 

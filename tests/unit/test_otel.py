@@ -134,9 +134,7 @@ def test_what_is_held_and_waits_is_measured(meters: Meters, monkeypatch: pytest.
     assert values == [5, 1]
 
 
-def test_outcome_that_waits_for_the_store_is_counted(
-    shop: Shop, meters: Meters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcome_waiting_for_the_store_is_counted(shop: Shop, meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an event of the task, and for as long as it waits; no claim is made meanwhile that would tell."""
     seen: list[Any] = []
     monkeypatch.setattr("time.sleep", lambda seconds: seen.append(meters.value("outcomes.waiting")))
@@ -200,9 +198,7 @@ def test_listener_that_fails_ends_no_claim() -> None:
         engine_events.listen(None)
 
 
-def test_instrumenting_is_safe_to_repeat_and_to_undo(
-    shop: Shop, meters: Meters, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_instrumenting_is_safe_to_repeat_and_undo(shop: Shop, meters: Meters, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever calls it, with a provider or without; another takes the place of the first, as in a pool process."""
     otel.instrument(meters.provider)
     otel.instrument()

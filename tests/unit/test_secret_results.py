@@ -457,9 +457,7 @@ def _private(body: Any = lambda order_id, cents: SECRET, **policy: Any) -> deliv
 
 
 @pytest.mark.parametrize("value", [SECRET, object()])
-def test_first_caller_of_a_private_task_gets_the_value_and_a_replay_none(
-    value: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_first_caller_of_private_task_gets_value_and_replay_none(value: Any, caplog: pytest.LogCaptureFixture) -> None:
     """It is a choice and no loss, also of what cannot be encoded: nobody is told of an error."""
     shop = _private(lambda order_id, cents: value)
     first, second = (shop.deliver("o") for _ in range(2))

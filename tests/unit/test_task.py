@@ -111,9 +111,7 @@ ABANDONED = Status.IN_PROGRESS
     ],
     ids=repr,
 )
-def test_exception_of_the_body_steers_delivery_and_record(
-    error: Exception, policy: Policy, state: str, status: Status
-) -> None:
+def test_exception_steers_delivery_and_record(error: Exception, policy: Policy, state: str, status: Status) -> None:
     """By default what is no outcome gives the claim back; under refuse nobody knows whether the effect happened."""
     shop = Shop()
     shop.does = raising(error)

@@ -135,9 +135,7 @@ OURS = {"Sec-Fetch-Site": "same-origin", "Origin": "http://testserver"}
         *(({"Origin": each}, "OWN", 403) for each in ("http://testserver.evil", "http://testserver:1", "[", "null")),
     ],
 )
-def test_form_is_of_the_page_and_of_its_session(
-    app: Celery, headers: dict[str, str], token: str | None, status: int
-) -> None:
+def test_form_is_of_page_and_session(app: Celery, headers: dict[str, str], token: str | None, status: int) -> None:
     """Without the session's token, or from elsewhere, nothing is changed, however good the cookie is."""
     record, page = a_written(app), a_page(app)
     tokens = {"OWN": (browser := a_browser(page)), "ANOTHER": a_browser(page)}

@@ -317,9 +317,7 @@ def overview(app: Celery, clock: Any) -> Overview:
 
 
 @pytest.mark.parametrize(("took", "fresh"), [(0, 5), (60, 600)])
-def test_views_share_a_count_until_it_is_old(
-    overview: Overview, store: Watched, clock: Any, took: float, fresh: float
-) -> None:
+def test_views_share_a_fresh_count(overview: Overview, store: Watched, clock: Any, took: float, fresh: float) -> None:
     """A count reads everything: another is made after some seconds, and counting takes a tenth of the time at most."""
 
     def work() -> None:
@@ -398,9 +396,7 @@ def _seen(*records: Record) -> dict[str, Any]:
         (Status.FAILED, "forget", Status.COMPLETED),
     ],
 )
-def test_verdict_is_given_and_kept(
-    app: Celery, person: TestClient, status: Status, action: str, becomes: Status
-) -> None:
+def test_verdict_given_is_kept(app: Celery, person: TestClient, status: Status, action: str, becomes: Status) -> None:
     """With its result, and with who and why in one line each."""
     record, result = a_written(app, status), '{"id": "ch_1"}'
     said = a_verdict(record, by=" Ann  Lee ", reason="they\nsaid so\x1b", action=action, result=result)

@@ -77,9 +77,7 @@ def client(shop: Shop) -> Iterator[Celery]:
     client.close()
 
 
-def test_killed_transaction_of_a_duplicate_has_one_effect_and_one_message(
-    shop: Shop, alias: str, client: Celery
-) -> None:
+def test_killed_transaction_of_a_duplicate_has_one_effect_and_message(shop: Shop, alias: str, client: Celery) -> None:
     """SIGKILL in the block: nothing of it is there; the next attempt commits, and a relay publishes the message."""
     with shop.running("celery", *WORKER, *QUIET):
         results = [client.send_task("shop.book", ("o-1", 30)) for _ in range(2)]
