@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
+_PROGRAM = "a program"
 
 
 def start(
@@ -42,7 +43,8 @@ def start(
 def start_program(
     *argv: str, log: IO[bytes] | int = subprocess.DEVNULL, user: str | None = None
 ) -> subprocess.Popen[bytes]:
-    return start("lab.tether_program", user or "", *argv, log=log)
+    """The same of a program, run as ``user`` if one is given; its parent ends with the program's status."""
+    return start(_PROGRAM, user or "", *argv, log=log)
 
 
 def stop(child: subprocess.Popen[bytes], patience: float = 5.0) -> None:
@@ -75,7 +77,15 @@ def _die_with_parent() -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
+def _run(user: str, *argv: str) -> int:
+    program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, user=user or None)
+    signal.signal(signal.SIGTERM, lambda *_: program.terminate())
+    return program.wait()
+
+
 if __name__ == "__main__":
     threading.Thread(target=_die_with_parent, daemon=True).start()
     sys.argv = sys.argv[1:]
+    if sys.argv[0] == _PROGRAM:
+        sys.exit(_run(*sys.argv[1:]))
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -48,7 +49,8 @@ def run(name: str, count: int, servers: Servers, folder: Path, hear: Hear) -> au
         watch.until(lambda: Counter(row.what for row in watch.rows)["ready"] == WORKERS, "the workers to start")
         started = time.monotonic()
         _publish_under_fire(name, watch, servers, settings, sent)
-        watch.until(lambda: _is_drained(watch.rows, settings), "the last message", looks=LOOKS)
+        queued = partial(queue_length, settings.broker_url, settings.queue)
+        watch.until(lambda: not (queued() or audit.unended(watch.rows)), "the last message", looks=LOOKS)
         seconds = time.monotonic() - started
     return audit.figures(watch.rows, orders=shop.orders(count), published=len(sent), seconds=seconds)
 
@@ -116,7 +118,3 @@ def _publish_under_fire(name: str, watch: Watch, servers: Servers, settings: Set
 
 def _charged(rows: Sequence[Row]) -> set[str]:
     return {row.order for row in rows if row.what == "effect" and row.task == shop.CHARGE}
-
-
-def _is_drained(rows: Sequence[Row], settings: Settings) -> bool:
-    return not queue_length(settings.broker_url, settings.queue) and not audit.unended(rows)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from lab.pictures import rooms, tools
-from lab.pictures.pages import DOCS
+from lab.pictures import DOCS, rooms, tools
 
 FOLDER = DOCS / "pictures"
 

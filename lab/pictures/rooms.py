@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import groupby
 
-from lab.pictures.pages import plain, rows
+from lab.pictures import plain, rows
 from lab.svg import MONO, WIDTH, arrow, box, picture, text
 
 Rooms = Mapping[str, frozenset[str]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from lab.pictures.pages import plain, rows
+from lab.pictures import plain, rows
 from lab.svg import LINE, MONO, WIDTH, arrow, box, paragraph, picture, text
 
 _ASKED, _GAP, _LETTERS = 196, 40, 22
