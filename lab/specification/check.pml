@@ -15,7 +15,7 @@
 #define may_act true
 #define may_die faulty
 #define may_vanish true
-#define what_it_saw seen.revision
+#define what_it_saw (expected == NONE -> NONE : seen.revision)    /* once it is forgotten, no revision comes back */
 #define may_renew (writes == 1)
 #define time_passes (BROKEN != ENDLESS_LEASE)
 #define hold(condition, promise) if :: (condition) :: else -> printf("BROKEN: "); printf(promise); assert(false) fi
