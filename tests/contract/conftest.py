@@ -1,12 +1,19 @@
-"""SQL databases, each as one sees it that has all rights."""
+"""SQL databases, each as one sees it that has all rights; and an AWS."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres
+from lab.embedded import EmbeddedAws, EmbeddedMariaDB, EmbeddedPostgres
 from tests.support.sql_databases import Database
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as server:
+        yield server
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,12 +22,6 @@ from lab.embedded.aws import REGION
 from tests.support.aws_lambda import EventSource
 from tests.support.documents import ROOT
 from tests.support.lambda_shop import INVOCATION, charged_in
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[EmbeddedAws]:
-    with EmbeddedAws() as server:
-        yield server
 
 
 @pytest.fixture

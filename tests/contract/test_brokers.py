@@ -39,9 +39,6 @@ def consumed(url: str, queue: str, options: dict[str, Any]) -> Iterator[tuple[Ex
         yield extender, channel, messages[0]
 
 
-# -- Redis
-
-
 @pytest.mark.parametrize(
     ("kind", "prefix"), [("redis", "shop:"), pytest.param("sentinel", "", marks=pytest.mark.nightly)]
 )
@@ -72,8 +69,6 @@ def test_a_message_on_redis_that_is_extended_is_not_delivered_again(
         extender.extend("", {tag: 60})
         assert server.zscore(prefix + index, tag) is None
 
-
-# -- SQS, by receipts
 
 OPTIONS = {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 1, "visibility_timeout": 1800}
 

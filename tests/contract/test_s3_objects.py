@@ -1,7 +1,6 @@
 """Large results in a bucket: over HTTP against an emulator of S3, and with answers that it would not give."""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -20,12 +19,6 @@ from tests.support.deliveries import Shop
 from tests.support.scripted_http import CLOSE, ScriptedServer, answer
 
 LARGE = "x" * 300_000
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[EmbeddedAws]:
-    with EmbeddedAws() as server:
-        yield server
 
 
 class Bucket:

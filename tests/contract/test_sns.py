@@ -3,7 +3,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -24,12 +24,6 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[EmbeddedAws]:
-    with EmbeddedAws() as server:
-        yield server
 
 
 Client = Callable[[str], Any]

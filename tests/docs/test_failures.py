@@ -22,6 +22,7 @@ from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.scenarios import WorkerDied
 from tests.support.deliveries import Ended, an_app, deliver
 from tests.support.documents import DOCS, table
+from tests.support.scene import raising
 from tests.support.stage import LEASE_AND_GRACE, Stage, StagedStore
 
 PAGE = DOCS / "reference/failures.md"
@@ -109,13 +110,6 @@ def is_stopped(moment: str) -> Act:
 def stop(scene: Scene) -> None:
     mark(scene.task.request.id, is_stopped=True)
     raise SystemExit
-
-
-def raising(error: BaseException) -> Callable[..., None]:
-    def act(*_: object) -> None:
-        raise error
-
-    return act
 
 
 def stalls(moment: str) -> Act:

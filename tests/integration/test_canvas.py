@@ -40,9 +40,6 @@ def test_duplicates_in_a_chord_and_a_chain_are_answered_and_go_on(ledger: Ledger
     assert len(ledger.rows("effect")) == 2
 
 
-# -- chains, groups, chords
-
-
 def test_a_chain_ends_at_the_first_failure(canvas: Canvas, of: str) -> None:
     """What follows a failure does not run, and its error callbacks run once each."""
     steps = chain(canvas.say.si(1, of), canvas.fail.si(of), canvas.say.si(2, of))
@@ -96,9 +93,6 @@ def test_each_item_of_a_map_is_an_operation(canvas: Canvas, of: str, how: str) -
     assert len(ran(canvas, of)) == 8 + 2
 
 
-# -- replacements
-
-
 @pytest.mark.parametrize("kind", ["chain", pytest.param("group", marks=replaces_in_order), "chord", "itself"])
 def test_a_replaced_task_has_the_result_of_its_replacement(canvas: Canvas, of: str, kind: str) -> None:
     """Under its own id, and what follows it goes on with that: alone, in a chain and in a chord."""
@@ -146,9 +140,6 @@ def test_stamps_reach_every_task(canvas: Canvas, of: str) -> None:
     got(stamped.apply_async())
     bodies = canvas.wait_for_bodies(of, 5)
     assert [body["stamps"] for body in bodies] == [{"stamp": "mark"}] * 5
-
-
-# -- messages that come twice
 
 
 @idempotent_only

@@ -35,9 +35,6 @@ def at_night(*values: object) -> object:
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
-# -- the demonstration
-
-
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder for everything that a demonstration makes; PostgreSQL, which runs as another user, can enter it."""
@@ -108,8 +105,6 @@ def test_interrupting_the_demo_leaves_no_process(
         wait_until(lambda: not processes(place), "all processes end")
     assert how is KILL or list(place.glob(f"{PREFIX}*")) == []
 
-
-# -- the example
 
 COMMAND = [sys.executable, "-m", "example_project.run"]
 

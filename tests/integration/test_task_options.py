@@ -19,9 +19,6 @@ def _facts(seen: Any, *names: str) -> tuple[Any, ...]:
     return tuple(seen[name] for name in names)
 
 
-# ---- retry
-
-
 @pytest.mark.parametrize("name", ["walk", "walk_by_key"])
 def test_each_retry_with_other_arguments_runs_the_body(canvas: Canvas, of: str, name: str) -> None:
     """`self.retry(args=..., kwargs=...)` goes on with them, whatever the key selects, and finishes."""
@@ -100,9 +97,6 @@ def test_a_message_that_comes_after_its_retries_runs_nothing(
     canvas.wait_for_ends(result.id, 2)
     assert len(canvas.bodies(of)) == 3
     assert got(AsyncResult(result.id, app=canvas.app)) == value
-
-
-# ---- options of apply_async
 
 
 def test_the_authors_other_ends_are_celerys(canvas: Canvas, of: str) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from celery_idempotent import Record
 from celery_idempotent.integration.cli import idempotency
 from celery_idempotent.integration.settings import runtime_of
-from celery_idempotent.testing.contract import a_record
+from tests.support.stores import kept
 
 
 def run(app: Celery, *arguments: str, answer: str = "") -> Result:
@@ -29,6 +29,4 @@ def told(app: Celery, *arguments: str) -> Any:
 
 def keep(app: Celery, **values: Any) -> Record:
     """A record that somebody has left in the app's store."""
-    record = a_record().but(**values)
-    assert runtime_of(app).store.swap(record, None) == record
-    return record
+    return kept(runtime_of(app).store, **values)

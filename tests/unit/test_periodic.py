@@ -30,6 +30,7 @@ from celery_idempotent.testing import StoreWrapper
 from celery_idempotent.testing.contract import a_record
 from tests.support.commands import run
 from tests.support.deliveries import an_app
+from tests.support.stores import kept
 from tests.support.waiting import wait_until
 
 DAY = 86_400_000
@@ -54,14 +55,8 @@ def app(store: MemoryStore) -> Celery:
     return app
 
 
-def _kept(store: Store, **values: Any) -> Record:
-    record = a_record().but(**values)
-    assert store.swap(record, None) == record
-    return record
-
-
 def _abandoned(store: Store, **values: Any) -> Record:
-    return _kept(store, lease_until=store.now() - 2 * DAY, **values)
+    return kept(store, lease_until=store.now() - 2 * DAY, **values)
 
 
 def _step(app: Celery, kind: Any = Purge) -> Any:
@@ -169,10 +164,10 @@ def test_look_purges_what_the_settings_ask_for_in_batches(
     monkeypatch.setattr(worker, "_BATCH", 2)
     app.conf.update(idempotency_purge_released=DAY // 1000, idempotency_purge_abandoned=3600)
     for _ in range(3):
-        _kept(store, status=Status.COMPLETED, expires_at=1)
-    _kept(store, status=Status.RELEASED, updated_at=1)
+        kept(store, status=Status.COMPLETED, expires_at=1)
+    kept(store, status=Status.RELEASED, updated_at=1)
     _abandoned(store, task="rerun")
-    doubtful, living = _abandoned(store, task="refuse"), _kept(store, task="rerun")
+    doubtful, living = _abandoned(store, task="refuse"), kept(store, task="rerun")
     step = _step(app)
     assert [step.look(app), step.look(app), step.look(app)] == [True, False, False]
     assert {each.key: each.status for each in store.scan()} == {doubtful.key: Status.UNKNOWN, living.key: living.status}
@@ -223,7 +218,7 @@ def test_record_that_changes_between_the_look_and_the_write_is_left(
                     self.store.swap(record.but(revision="new"), record.revision)
                 yield record
 
-    released, held = _kept(store, status=Status.RELEASED, updated_at=1), _abandoned(store)
+    released, held = kept(store, status=Status.RELEASED, updated_at=1), _abandoned(store)
     assert list(sweep_released(Raced(store), age=1)) == []
     assert list(sweep_abandoned(Raced(store), lambda record: policy, age=DAY)) == []
     left = {each.key: each for each in store.scan()}
@@ -238,9 +233,9 @@ def test_command_ends_what_was_abandoned(app: Celery, store: MemoryStore) -> Non
         _abandoned(store, task="rerun")
     assert "2 abandoned records deleted" in purge("--max", "2").stdout
     doubtful = _abandoned(store, task="refuse")
-    kept = [_abandoned(store, task="elsewhere"), _kept(store, task="rerun"), _abandoned(store, task="rerun", app="x")]
+    left = [_abandoned(store, task="elsewhere"), kept(store, task="rerun"), _abandoned(store, task="rerun", app="x")]
     assert "2 abandoned records deleted, 1 in doubt now (UNKNOWN)" in purge().stdout
-    assert {each.key for each in store.scan()} == {each.key for each in (doubtful, *kept)}
+    assert {each.key for each in store.scan()} == {each.key for each in (doubtful, *left)}
     assert [each.key for each in store.scan(status=Status.UNKNOWN)] == [doubtful.key]
     _abandoned(store, task="rerun")
     assert json.loads(purge("--json").stdout)["abandoned"] == {"deleted": 1, "in_doubt": 0}
