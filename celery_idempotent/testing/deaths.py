@@ -203,16 +203,14 @@ class MortalThread(threading.Thread):
         return None
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        statement = _statement_at(frame)
         if self.is_dead:
+            statement = _statement_at(frame)
             if event == "line" and not (statement and statement.is_with):
                 self._refuse(frame)
-            return self._trace
-        is_suspended = frame.f_code.co_code[frame.f_lasti] in _YIELDS  # and comes back into the statement
-        if event == "line":
+        elif event == "line":
             self._leave(frame, frame.f_lineno)
-            self._enter(frame, statement)
-        elif event == "return" and not is_suspended:
+            self._enter(frame, _statement_at(frame))
+        elif event == "return" and frame.f_code.co_code[frame.f_lasti] not in _YIELDS:  # a yield comes back
             self._leave(frame, 0)
             self._entered.pop(frame, None)
         return self._trace
