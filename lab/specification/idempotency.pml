@@ -146,7 +146,8 @@ own: do
        finish(COMPLETED); request("%d completes\n"); settle() }
   :: atomic { may_end(FAILED) && !doubt -> finish(FAILED); request("%d fails for good\n"); settle() }
   :: atomic { may_end(RELEASED) && faulty && !(refuse && done) -> finish(RELEASED); request("%d releases\n"); settle() }
-  :: atomic { may_end(UNKNOWN) && (refuse && faulty || doubt) -> finish(UNKNOWN); request("%d gives up\n"); settle() }
+  :: atomic { may_end(UNKNOWN) && (refuse && faulty || doubt || ending == UNKNOWN) ->
+       finish(UNKNOWN); request("%d gives up\n"); settle() }
   :: atomic { may_end(IN_PROGRESS) && faulty -> finish(IN_PROGRESS); new.over = true; request("%d is late\n"); settle() }
   :: atomic { !answered -> request("%d asks again\n"); settle() }
   :: atomic { may_die -> printf("%d dies\n", me); goto ended } od;

@@ -10,7 +10,7 @@
 #define may_look (line(expected) == store.revision)
 #define may_act turn
 #define may_die false
-#define may_vanish full(late)                         /* what is late may never land */
+#define may_vanish true
 #define what_it_saw (line(expected) / 100 == me -> line(expected) : seen.revision)     /* or its own before: it loses */
 #define may_renew true
 #define a_nonce(n) line(revision)
