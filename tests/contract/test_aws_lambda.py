@@ -1,8 +1,6 @@
 """Batches of a real queue, handled by processes that are killed: each order is charged once."""
 # mypy: allow-untyped-decorators
 
-from __future__ import annotations
-
 import json
 import os
 import signal

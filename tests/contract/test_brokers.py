@@ -1,8 +1,6 @@
 """Holding messages, on real servers and by kombu's own channels: what a broker keeps of it, without a worker."""
 # mypy: allow-untyped-calls, allow-untyped-decorators
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,8 +1,6 @@
 """One set of tasks, two kinds of apps and workers for them: with IdempotentTask, and with those published once."""
 # mypy: allow-untyped-decorators
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping

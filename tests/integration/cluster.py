@@ -1,8 +1,6 @@
 """Cluster, worker and AWS classes: pytest-celery's own, with the verbs that crash tests need."""
 # mypy: allow-subclassing-any
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -60,7 +58,7 @@ class WorkerOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, node: pytest.Item) -> WorkerOptions:
+    def of(cls, node: pytest.Item) -> "WorkerOptions":
         """Merge the marks of a test: the nearest one wins."""
         marks = reversed(list(node.iter_markers("worker")))
         return cls(**{name: value for mark in marks for name, value in mark.kwargs.items()})
@@ -91,7 +89,7 @@ class WorkerOptions:
 class Cluster(CeleryWorkerCluster):
     """The workers of one test."""
 
-    def worker_of(self, row: Row) -> Worker:
+    def worker_of(self, row: Row) -> "Worker":
         """The worker that wrote the row."""
         workers: dict[str, Worker] = {worker.hostname(): worker for worker in self}
         return workers[row.worker]

@@ -4,8 +4,6 @@
 Unverified: the second was written on a machine without a Docker engine and has never run.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Idempotent tasks whose every step is written to the ledger, and which a test can hold at a gate."""
 # mypy: allow-untyped-decorators
 
-from __future__ import annotations
-
 import os
 import signal
 from asyncio import CancelledError

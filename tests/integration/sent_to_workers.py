@@ -1,7 +1,5 @@
 """Sent to every worker: it writes all signals into the ledger, and sees as little of processes as a test says."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The workers of the benchmarks execute what they are given, when it is their turn."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

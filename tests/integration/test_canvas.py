@@ -3,8 +3,6 @@
 Where a claim takes `canvas` it holds on Redis, also for tasks that are published once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import uuid4
 

@@ -1,7 +1,5 @@
 """The real `celery` program: what it says at a start that cannot succeed, and what it keeps to itself."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

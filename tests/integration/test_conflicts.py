@@ -1,7 +1,5 @@
 """Conflicts come back by themselves, on every kind of queue, exchange and route, and cost the task's author nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Workers that die, freeze, hang and stop: the effect still happens once, and recovery is prompt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The demonstration and the example as a reader is told to run them: they work, fail when they should, and clean up."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

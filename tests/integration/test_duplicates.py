@@ -1,7 +1,5 @@
 """Deliveries of one call: the body runs once, and everybody gets its result."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import pytest

@@ -1,7 +1,5 @@
 """While a worker lives, nobody else gets a message that it holds; when it dies, somebody does, and soon."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What only RabbitMQ does: lost connections, quorum queues, delivery limits, dead letters, limited patience."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

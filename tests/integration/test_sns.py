@@ -1,7 +1,5 @@
 """The page on SNS as it stands: one event, three services, each effect once, whoever dies and whatever comes twice."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

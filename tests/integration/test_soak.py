@@ -1,7 +1,5 @@
 """A short soak: real workers, killed, stopped, cut off and with wrong clocks, break no promise."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """DynamoDB that is away: nothing is lost, nothing runs, and nothing is reported too early or too often."""
 
-from __future__ import annotations
-
 from uuid import uuid4
 
 import pytest

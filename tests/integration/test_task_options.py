@@ -1,7 +1,5 @@
 """Retries, options and ends of a task are Celery's, whichever kind of task it is, on Redis."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """AWS Lambda behind a queue of SQS, without Lambda: events, contexts, and the loop of an event source mapping."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -53,7 +51,7 @@ def returned(event: Event, response: Mapping[str, Any]) -> list[int]:
 class EventSource:
     """What an event source mapping with ``ReportBatchItemFailures`` does: polls, invokes, and deletes what is done."""
 
-    sqs: SQSClient
+    sqs: "SQSClient"
     url: str
     arn: str
 

@@ -1,7 +1,5 @@
 """A certificate authority of the moment, and a certificate of an address of this machine signed by it."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import ssl

@@ -1,7 +1,5 @@
 """The command line, as somebody types it, and the records that it is about."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ It invokes a handler with batches of a queue until that is empty, and dies on it
 process kills itself, the first time that it comes there. What is charged is on disk.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

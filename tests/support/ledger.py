@@ -4,8 +4,6 @@ The worker gets this file as a copy beside its tasks.
 The ledger has no unique constraint: an effect that happened twice stands there twice.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

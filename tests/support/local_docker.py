@@ -5,8 +5,6 @@ pytest-celery and pytest-docker-tools use, so that the same tests, fixtures and 
 and Celery processes on a machine that has no Docker engine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
@@ -94,7 +92,7 @@ class LocalContainer:
 
     def __init__(
         self,
-        client: LocalDockerClient,
+        client: "LocalDockerClient",
         command: list[str],
         environment: Mapping[str, str],
         ports: Iterable[str],

@@ -1,7 +1,5 @@
 """All that an operator does by the command line, to be done with an operator's permissions."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from uuid import uuid4
 

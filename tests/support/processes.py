@@ -1,7 +1,5 @@
 """Processes that a program has left behind, and a child that outlives its parent's connection."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Redis servers in company: replicas, a paused one; and a look at them as their administrator."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """An HTTP server that answers by a script, and keeps what it was asked."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """SQL databases as their administrator sees them: a store of a table of its own, and what it did."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The proxy of the tests: it loses requests and replies that a test names by what stands in them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

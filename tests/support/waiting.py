@@ -1,7 +1,5 @@
 """Waiting for a condition, so that no test hopes that a sleep was long enough."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

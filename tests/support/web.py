@@ -1,7 +1,5 @@
 """A shop whose page is looked at: its app, its records, and who looks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace

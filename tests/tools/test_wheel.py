@@ -1,7 +1,5 @@
 """What is published is what was tested: the distributions are built, looked at, installed elsewhere and used."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
