@@ -22,12 +22,6 @@ from tests.support.waiting import wait_until
 AWS_PORT = "4566/tcp"
 QUORUM = {"task_default_queue_type": "quorum", "task_default_exchange_type": "topic"}
 """Celery delays a message in RabbitMQ itself only where queues are quorum queues on a topic exchange."""
-ELSEWHERE = {"blindness": "elsewhere"}
-"""Every worker that starts is on a machine of its own."""
-ONLY_PARENTS = {"blindness": "only parents"}
-"""Only the worker that lost a process knows that it is gone; no delivery finds out."""
-
-
 POOLS = {"greenlets": "gevent", "solo": "solo", "threads": "threads"}
 """By name of a scene: Redis, with workers of that pool."""
 MARKS = {name: [pytest.mark.worker(pool=pool)] for name, pool in POOLS.items()}

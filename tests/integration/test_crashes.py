@@ -9,24 +9,15 @@ from celery_idempotent.errors import OutcomeUnknown
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from tests.integration import idempotent_tasks as tasks
-from tests.integration.cluster import (
-    ELSEWHERE,
-    ONLY_PARENTS,
-    POOLS,
-    Cluster,
-    Worker,
-    WorkerOptions,
-    on,
-    on_every_broker,
-    record_of,
-)
+from tests.integration.cluster import POOLS, Cluster, Worker, WorkerOptions, on, on_every_broker, record_of
 from tests.support.celeries import since_celery
 from tests.support.ledger import Ledger, Row
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.worker(visibility_timeout=3), pytest.mark.usefixtures("celery_setup")]
-blind = pytest.param("redis", marks=pytest.mark.worker(settings=ONLY_PARENTS), id="redis-blind")
+blind = pytest.param("redis", marks=pytest.mark.worker(settings={"blindness": "only parents"}), id="redis-blind")
+"""Only the worker that lost a process knows that it is gone; no delivery finds out."""
 two_attentive = pytest.mark.worker(count=2, settings={"broker_heartbeat": 2})
 """Two workers; RabbitMQ closes the connection of a frozen one within seconds instead of minutes."""
 
@@ -72,7 +63,7 @@ def test_a_killed_worker_is_taken_over_by_its_successor(worker: Worker, ledger: 
 
 @on("redis", at_night=("sqs", "greenlets"))
 @pytest.mark.compat
-@pytest.mark.worker(settings=ELSEWHERE)
+@pytest.mark.worker(settings={"blindness": "elsewhere"})
 def test_a_killed_worker_elsewhere_is_taken_over_after_its_lease(worker: Worker, ledger: Ledger, store: Store) -> None:
     """Nothing is known of a process on another machine: the lease counts, and the next attempt comes after it."""
     result = tasks.charge_with_a_lease_of_8_s.delay("o", gate="go")

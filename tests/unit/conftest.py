@@ -9,14 +9,8 @@ import pytest
 from tests.support.scene import Scene
 
 _REFUSED = (
-    "os.exec",
-    "os.fork",
-    "os.forkpty",
-    "os.posix_spawn",
-    "os.system",
-    "socket.bind",
-    "socket.connect",
-    "socket.getaddrinfo",
+    *(f"os.{each}" for each in ("exec", "fork", "forkpty", "posix_spawn", "system")),
+    *(f"socket.{each}" for each in ("bind", "connect", "getaddrinfo")),
     "subprocess.Popen",
 )
 """Python's audit events (docs.python.org, "Audit events table")."""

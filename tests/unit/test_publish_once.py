@@ -219,17 +219,7 @@ def _completed(shop: Shop, **changes: Any) -> None:
         (lambda shop: _failed(shop, KeyError("o")), ("o",), 1, "failed earlier: KeyError: 'o'"),
         (lambda shop: _failed(shop, ValueError("m")), ("o",), 3, None),
     ],
-    ids=[
-        "queued",
-        "queued with others",
-        "stale",
-        "running",
-        "gone",
-        "completed",
-        "lost",
-        "failed",
-        "to be tried again",
-    ],
+    ids=["queued", "queued with others", "stale", "running", "gone", "completed", "lost", "failed", "tried again"],
 )
 def test_what_is_recorded_decides_whether_a_message_is_sent(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, happens: Any, args: Any, requests: int, reason: Any
