@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from celery_idempotent.stores import open_store
@@ -26,36 +25,18 @@ _COLUMNS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """One round of one contender: tasks per second, and microseconds of CPU time per task."""
-
-    published: float
-    executed: float
-    end_to_end: float
-    publish_cpu: float
-    execute_cpu: float
-
-    @property
-    def cpu(self) -> float:
-        return self.publish_cpu + self.execute_cpu
-
-
 def measure(rounds: int) -> Section:
     # Nothing is written to disk, which is the kindest to everybody.
     with EmbeddedRedis(options=("--save", "", "--appendonly", "no")) as redis:
         url = redis.url
         open_store(url).provision()
-        setups: dict[str, Setup] = {
-            kind: Setup(kind, url, url) for kind in (Kind.ONCE, Kind.SINGLETON, Kind.IDEMPOTENT)
-        }
-        setups |= {Kind.PLAIN: Setup(Kind.PLAIN, url)}
+        setups: dict[str, Setup] = {kind: Setup(kind, url, "" if kind is Kind.PLAIN else url) for kind in Kind}
         with standing_by({**setups, _WITH_RESULTS: Setup(Kind.ONCE, url, url, url)}) as workers:
             takes = {name: partial(_round, worker) for name, worker in workers.items()}
             found = sample(takes, rounds, warm_up=1)
 
     def of(name: str, column: str) -> list[float]:
-        return [getattr(each, column) for each in found[name]]
+        return [each[column] for each in found[name]]
 
     def to(name: str, other: str, column: str) -> Spread:
         return ratios(of(name, column), of(other, column))
@@ -91,7 +72,14 @@ def measure(rounds: int) -> Section:
     )
 
 
-def _round(worker: Worker, number: int) -> _Round:
+def _round(worker: Worker, number: int) -> dict[str, float]:
+    """Tasks per second, and microseconds of CPU time per task."""
     published, executed = worker.publish(_TASKS), worker.execute()
-    end_to_end = worker.publish_and_execute(_TASKS)
-    return _Round(published.per_second, executed.per_second, end_to_end, published.cpu_us, executed.cpu_us)
+    return {
+        "published": published.per_second,
+        "executed": executed.per_second,
+        "end_to_end": worker.publish_and_execute(_TASKS),
+        "publish_cpu": published.cpu_us,
+        "execute_cpu": executed.cpu_us,
+        "cpu": published.cpu_us + executed.cpu_us,
+    }

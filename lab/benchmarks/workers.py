@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 from lab.benchmarks.worker_app import FINISHED, QUEUE, STAMP, TASK, Setup, make_app
@@ -32,33 +32,19 @@ class Rate:
 
 
 class Worker:
-    """A worker with prefork and :data:`CONCURRENCY` processes on a queue of its own.
+    """A worker with prefork and :data:`CONCURRENCY` processes on a queue of its own; it gets some tasks to warm up."""
 
-    Inside the ``with`` block it starts, executes some tasks to warm up, and is stopped (SIGSTOP).
-    """
-
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._queue = f"benchmark-{uuid4().hex[:8]}"
+    def __init__(self, setup: Setup, running: ExitStack) -> None:
+        folder = running.enter_context(temporary_folder())
+        self._finished, self._log = folder / "finished", folder / f"{_NAME}.log"
+        self._finished.touch()
+        self._queue, self._kind, self._published = f"benchmark-{uuid4().hex[:8]}", setup.kind, 0
+        environ = {**setup.environ(), FINISHED: str(self._finished), QUEUE: self._queue}
+        fleet = Fleet("lab.benchmarks.worker_app", [_NAME], children=CONCURRENCY, environ=environ, folder=folder)
+        self._fleet = running.enter_context(fleet)
         self._task = make_app(setup).tasks[TASK]
-        self._published = 0
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            folder = stack.enter_context(temporary_folder())
-            self._finished, self._log = folder / "finished", folder / f"{_NAME}.log"
-            self._finished.touch()
-            environ = {**self._setup.environ(), FINISHED: str(self._finished), QUEUE: self._queue}
-            stack.callback(self._task.app.close)
-            fleet = Fleet("lab.benchmarks.worker_app", [_NAME], children=CONCURRENCY, environ=environ, folder=folder)
-            self._fleet = stack.enter_context(fleet)
-            self._publish(_WARM_UP_TASKS)
-            self._open = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
+        running.callback(self._task.app.close)
+        self._publish(_WARM_UP_TASKS)
 
     def stand_by(self) -> None:
         self.wait()
@@ -95,7 +81,7 @@ class Worker:
         while (size := self._finished.stat().st_size) < end:
             if self._fleet.dead() or time.monotonic() > give_up_at:
                 missing, log = (end - size) // STAMP.size, self._log.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"the worker of {self._setup.kind} left {missing} tasks undone\n{log}")
+                raise RuntimeError(f"the worker of {self._kind} left {missing} tasks undone\n{log}")
             time.sleep(0.01)
         stamps: Any = STAMP.iter_unpack(self._finished.read_bytes()[begin:end])
         return sorted(stamp for (stamp,) in stamps)
@@ -130,7 +116,7 @@ class Worker:
 def standing_by(setups: Mapping[str, Setup]) -> Iterator[dict[str, Worker]]:
     """A warm worker for each of ``setups``, all of them stopped."""
     with ExitStack() as stack:
-        workers = {name: stack.enter_context(Worker(setup)) for name, setup in setups.items()}
+        workers = {name: Worker(setup, stack) for name, setup in setups.items()}
         for each in workers.values():
             each.stand_by()
         yield workers
