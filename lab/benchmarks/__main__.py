@@ -29,7 +29,8 @@ from rich.console import Console
 from celery_idempotent import IdempotencyWarning
 from lab import tether
 from lab.benchmarks import calls, growth, memory, peers, report
-from lab.benchmarks.environment import Servers, described, servers
+from lab.benchmarks.environment import OTHER_DYNAMODB, Servers, described
+from lab.embedded import EmbeddedAws
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
@@ -81,10 +82,10 @@ def main(parts: Sequence[str], quick: bool, results: Path) -> None:
     for name, value in environment.items():
         console.print(f"{name}: {value}", highlight=False)
     sections = []
-    with servers() as where:
+    with EmbeddedAws() as aws:
         for name in parts or PARTS:
             console.print(f"\nmeasuring {name}", style="dim")
-            sections.append(PARTS[name](where, QUICK if quick else FULL))
+            sections.append(PARTS[name](Servers(OTHER_DYNAMODB or aws.endpoint), QUICK if quick else FULL))
             report.show(console, sections[-1])
     goals = [goal for section in sections for goal in section.goals]
     console.print(f"\n{sum(goal.reached for goal in goals)} of {len(goals)} goals reached")

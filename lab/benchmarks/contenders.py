@@ -119,19 +119,6 @@ class Tracers:
         return lambda: trace(task_id, [], kwargs, request)
 
 
-def recorded_requests(servers: Servers) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The parameters of claim and completion of one new key, as the library passes them to boto3."""
-    session = servers.session()
-    seen: list[Mapping[str, Any]] = []
-    session.events.register("provide-client-params.dynamodb.PutItem", lambda params, **_: seen.append(params))
-    call = GuardedCall(dynamodb_store(servers, session, "boto3"))
-    deliver = call.delivery(time.time_ns())  # no earlier run on a lasting server can have used that number
-    seen.clear()
-    deliver()
-    claim, complete = seen
-    return claim, complete
-
-
 class BareBoto3:
     """The library's own requests, replayed by nothing but boto3: the least that any code must pay.
 
@@ -143,7 +130,12 @@ class BareBoto3:
 
     def __init__(self, servers: Servers) -> None:
         self._client: Any = servers.session().client("dynamodb", endpoint_url=servers.dynamodb)
-        self._claim, self._complete = recorded_requests(servers)
+        recorded = servers.session()
+        seen: list[Mapping[str, Any]] = []
+        recorded.events.register("provide-client-params.dynamodb.PutItem", lambda params, **_: seen.append(params))
+        call = GuardedCall(dynamodb_store(servers, recorded, "boto3"))
+        call.delivery(time.time_ns())()  # no earlier run on a lasting server can have used that number
+        *_, self._claim, self._complete = seen  # after those of its preparation
 
     def delivery(self, number: int) -> Callable[[], object]:
         length = len(self._claim["Item"]["idempotencyKey"]["S"])

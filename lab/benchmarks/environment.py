@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
 
-from lab.embedded import REGION, EmbeddedAws
+from lab.embedded import REGION
 from lab.versions import versions
 
-ENDPOINT_VARIABLE = "BENCH_DYNAMODB_ENDPOINT"
-"""Environment variable with the endpoint of another DynamoDB, such as dynoxide or DynamoDB Local."""
+OTHER_DYNAMODB = os.environ.get("BENCH_DYNAMODB_ENDPOINT")
+"""The endpoint of another DynamoDB than the embedded one, such as dynoxide or DynamoDB Local."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +31,11 @@ class Servers:
         return f"dynamodb://test:test@{host}/{table}?region={REGION}"
 
 
-@contextmanager
-def servers() -> Iterator[Servers]:
-    """The embedded DynamoDB, or the one that ``BENCH_DYNAMODB_ENDPOINT`` names."""
-    with EmbeddedAws() as aws:
-        yield Servers(os.environ.get(ENDPOINT_VARIABLE, aws.endpoint))
-
-
 def described(*, quick: bool) -> dict[str, str]:
     return {
         "CPU": f"{_cpu()}, {os.cpu_count()} cores",
         "System": f"{platform.system()} {platform.release()}",
-        "DynamoDB": os.environ.get(ENDPOINT_VARIABLE, "MiniStack, embedded"),
+        "DynamoDB": OTHER_DYNAMODB or "MiniStack, embedded",
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "Run": "quick: too few rounds to quote" if quick else "full",
     }

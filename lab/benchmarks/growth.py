@@ -49,15 +49,12 @@ def key_of(number: int | str) -> str:
 def url_at(name: str, url: str, size: int) -> str:
     """The place for ``size`` records in the store at ``url``: a table, a database of Redis, or a file."""
     head, _, query = url.partition("?")
-    match name:
-        case "Redis":
-            return f"{url.rpartition('/')[0]}/{len(str(size))}"
-        case "DynamoDB":
-            return f"{head.rpartition('/')[0]}/growth-{size}?{query}&unknown_index=in-doubt&label_index=labels"
-        case "memory":
-            return url
-        case _:
-            return f"{url}?table=growth_{size}"
+    places = {
+        "memory": url,
+        "Redis": f"{url.rpartition('/')[0]}/{len(str(size))}",
+        "DynamoDB": f"{head.rpartition('/')[0]}/growth-{size}?{query}&unknown_index=in-doubt&label_index=labels",
+    }
+    return places.get(name, f"{url}?table=growth_{size}")
 
 
 @dataclass(frozen=True, slots=True)

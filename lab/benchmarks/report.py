@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+
+from lab.proof.table import a_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,7 @@ def show(console: Console, section: Section) -> None:
     console.rule(f"[bold]{section.title}")
     console.print(section.method, style="dim", highlight=False)
     for grid in section.grids:
-        table = Table(title=escape(grid.title), title_justify="left", box=box.SIMPLE_HEAD)
-        for index, column in enumerate(grid.columns):
-            table.add_column(column, justify="right" if index else "left")
-        for row in grid.rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
+        console.print(a_table(escape(grid.title), grid.columns, grid.rows))
     for goal in section.goals:
         console.print(f"  {goal.what}: wanted {goal.wanted}, measured {goal.measured}: ", end="", highlight=False)
         console.print(goal.verdict, style="green" if goal.reached else "bold red")

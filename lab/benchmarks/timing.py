@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -19,12 +19,11 @@ COLLECT_EVERY = 20
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and quartiles of ``count`` values. No mean: one preempted call would decide it."""
+    """Median and quartiles. No mean: one preempted call would decide it."""
 
     median: float
     p25: float
     p75: float
-    count: int
 
     @property
     def shown(self) -> str:
@@ -33,9 +32,9 @@ class Spread:
 
 def spread(values: Sequence[float]) -> Spread:
     if len(values) == 1:
-        return Spread(values[0], values[0], values[0], 1)
-    lower, _, upper = quantiles(values, n=4, method="inclusive")
-    return Spread(median(values), lower, upper, len(values))
+        return Spread(values[0], values[0], values[0])
+    lower, middle, upper = quantiles(values, n=4, method="inclusive")
+    return Spread(middle, lower, upper)
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
@@ -48,16 +47,12 @@ def added(values: Sequence[float], bases: Sequence[float]) -> Spread:
     return spread([(above - below) / below for above, below in zip(values, bases, strict=True)])
 
 
-def shuffled(items: Sequence[_T], seed: int) -> list[_T]:
-    """``items`` in an order of their own for every ``seed``, the same in every run.
-
-    Not rotated: the neighbours would stay the same, and whoever runs after its like finds the caches warm.
-    """
-    return random.Random(seed).sample(items, len(items))
-
-
 def sample(takes: Mapping[_K, Callable[[int], _T]], rounds: int, *, warm_up: int) -> dict[_K, list[_T]]:
-    """What each gives in each of ``rounds`` rounds after those to warm up; a round is told its number."""
+    """What each gives in each of ``rounds`` rounds after those to warm up; a round is told its number.
+
+    In each they come in another order, the same in every run. Not rotated: the neighbours would stay the same, and
+    whoever runs after its like finds the caches warm.
+    """
     found: dict[_K, list[_T]] = {key: [] for key in takes}
     gc.collect()
     gc.freeze()
@@ -66,7 +61,7 @@ def sample(takes: Mapping[_K, Callable[[int], _T]], rounds: int, *, warm_up: int
         for number in range(warm_up + rounds):
             if number % COLLECT_EVERY == 0:
                 gc.collect()
-            for key in shuffled(list(takes), number):
+            for key in random.Random(number).sample(list(takes), len(takes)):
                 value = takes[key](number)
                 if number >= warm_up:
                     found[key].append(value)

@@ -17,8 +17,8 @@ SERVERS = {"DynamoDB": "dynamodb_endpoint", "Redis": "redis_server", "PostgreSQL
 
 def test_arithmetic_is_of_pairs() -> None:
     """The ratio of medians would be 2/10: a machine that slows down half-way must not decide the result."""
-    assert ratios([1, 2, 200], [1, 10, 100]) == Spread(median=1, p25=0.6, p75=1.5, count=3)
-    assert added([3, 10, 600], [1, 5, 100]) == Spread(median=2, p25=1.5, p75=3.5, count=3)
+    assert ratios([1, 2, 200], [1, 10, 100]) == Spread(median=1, p25=0.6, p75=1.5)
+    assert added([3, 10, 600], [1, 5, 100]) == Spread(median=2, p25=1.5, p75=3.5)
     small, large = [Cost(1, 4), Cost(10, 40)], [Cost(2, 2), Cost(20, 20)]
     by_size = {1_000: dict.fromkeys(CALLS, small), 10_000: {"new key": small, "duplicate": large}}
     assert (steepest(by_size, "cpu"), steepest(by_size, "wall")) == (("duplicate", 2), ("new key", 1))
