@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.text import Text
 
 from lab.ledger import Row
 
@@ -25,14 +24,6 @@ WORDS = {
     "send_receipt": ("mail", "mailed"),
 }
 """Of each task what its effect is called, and what is done when it happens."""
-
-STYLES = {
-    r"^ *[\d.]+": "dim",
-    r"\bkilled\b": "red",
-    r"\btook over\b": "cyan",
-    r"\bonce\b": "green",
-    r"\b\d+ times\b": "bold red",
-}
 
 Subject = tuple[str, str]
 """A task and an order: one operation."""
@@ -65,13 +56,15 @@ class Story:
                 self._told[accident] += 1
                 self._killed[subject] = self._told[accident] <= TOLD
                 if self._killed[subject]:
-                    return self._line(row, self._name(subject), f"{row.pid} killed right {row.point} its effect")
+                    return self._line(
+                        row, self._name(subject), f"{row.pid} [red]killed[/] right {row.point} its effect"
+                    )
             case "effect":
                 self._times[subject] += 1
             case "returned" if row.pid in self._at:
                 return self._end(row, *self._at.pop(row.pid))
             case "store_killed":
-                return self._line(row, "store", "killed; it is back with all that it had acknowledged")
+                return self._line(row, "store", "[red]killed[/]; it is back with all that it had acknowledged")
             case _ if row.pid in self._at:
                 self._at[row.pid][1].add(row.what)
                 self.takeovers += row.what == "taken_over"
@@ -86,19 +79,19 @@ class Story:
         if is_being_finished or not self._killed.pop(subject, False):
             return ""
         times = self._times[subject]
-        done = f"{WORDS[subject[0]][1]} {'once' if times == 1 else f'{times} times'}"
+        done = f"{WORDS[subject[0]][1]} {'[green]once[/]' if times == 1 else f'[bold red]{times} times[/]'}"
         if "taken_over" not in signs:
             return self._line(row, self._name(subject), f"{row.pid} ran it again: {done}")
         known = "; the bank knew its key" if "recognised" in signs else ""
         excuse = " (it knows no key)" if times > 1 else ""
-        return self._line(row, self._name(subject), f"{row.pid} took over{known}: {done}{excuse}")
+        return self._line(row, self._name(subject), f"{row.pid} [cyan]took over[/]{known}: {done}{excuse}")
 
     @staticmethod
     def _name(subject: Subject) -> str:
         return f"{WORDS[subject[0]][0]} {subject[1].rpartition('-')[2]}"
 
     def _line(self, row: Row, subject: str, text: str) -> str:
-        return f"{row.time - self._began:6.1f}  {subject:<13} {text}"
+        return f"[dim]{row.time - self._began:6.1f}[/]  {subject:<13} {text}"
 
 
 @contextlib.contextmanager
@@ -112,10 +105,7 @@ def telling(console: Console, title: str, operations: int) -> Iterator[Callable[
 
         def hear(rows: Sequence[Row]) -> None:
             for line in filter(None, map(story.hear, rows)):
-                text = Text(line)
-                for pattern, style in STYLES.items():
-                    text.highlight_regex(pattern, style)
-                console.print(text, soft_wrap=True)
+                console.print(line, soft_wrap=True)
             note = f"{story.kills} killed, {story.takeovers} taken over"
             bar.update(task, completed=len(story.ended), description=note)
 
