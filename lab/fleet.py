@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+import click
+
 from lab import tether
 from lab.ledger import Ledger
 
@@ -20,7 +22,7 @@ WORKER_NAME = "PROOF_WORKER"
 """The environment variable in which a worker finds its name."""
 
 
-class Timeout(Exception):
+class Timeout(click.ClickException):
     """Something took far too long."""
 
 
@@ -66,6 +68,15 @@ class Fleet:
         """Wait until every one of them has noted in its folder that it is; raises Timeout."""
         ledger = Ledger(self.folder / "ledger.jsonl")
         until(lambda: [row.what for row in ledger.rows()].count("ready") == len(self.names), "the workers", timeout)
+
+    def until(self, condition: Callable[[], bool], what: str, timeout: float, poll: float = POLL) -> None:
+        """Wait for a condition while all of them live; raises Timeout, with the ends of their logs."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if self.dead() or time.monotonic() > deadline:
+                logs = (path.read_text(errors="replace")[-3000:] for path in self.folder.glob("*.log"))
+                raise Timeout("\n".join((f"waited for {what}; ended early: {self.dead()}", *logs)))
+            time.sleep(poll)
 
     def dead(self) -> list[str]:
         return [name for name, process in self._processes.items() if process.poll() is not None]

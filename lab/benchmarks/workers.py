@@ -36,7 +36,7 @@ class Worker:
 
     def __init__(self, setup: Setup, running: ExitStack) -> None:
         folder = running.enter_context(temporary_folder())
-        self._finished, self._log = folder / "finished", folder / f"{_NAME}.log"
+        self._finished = folder / "finished"
         self._finished.touch()
         self._queue, self._kind, self._published = f"benchmark-{uuid4().hex[:8]}", setup.kind, 0
         environ = {**setup.environ(), FINISHED: str(self._finished), QUEUE: self._queue}
@@ -71,18 +71,11 @@ class Worker:
             return tasks / ((self.wait()[-1] - begin) / 1e9)
 
     def wait(self) -> list[int]:
-        """When each of the tasks published last ended, in nanoseconds of the monotonic clock, in order.
-
-        Raises:
-            RuntimeError: They did not, in a minute.
-        """
+        """When each of the tasks published last ended, in nanoseconds of the monotonic clock, in order."""
         begin, end = (count * STAMP.size for count in (self._due_from, self._published))
-        give_up_at = time.monotonic() + _PATIENCE
-        while (size := self._finished.stat().st_size) < end:
-            if self._fleet.dead() or time.monotonic() > give_up_at:
-                missing, log = (end - size) // STAMP.size, self._log.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"the worker of {self._kind} left {missing} tasks undone\n{log}")
-            time.sleep(0.01)
+        self._fleet.until(
+            lambda: self._finished.stat().st_size >= end, f"the tasks of {self._kind}", _PATIENCE, poll=0.01
+        )
         stamps: Any = STAMP.iter_unpack(self._finished.read_bytes()[begin:end])
         return sorted(stamp for (stamp,) in stamps)
 

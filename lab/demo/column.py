@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import click
 from celery import Celery
 
 from lab.demo import audit, shop
 from lab.demo.queues import queue_length
 from lab.demo.settings import LEASE, Settings
-from lab.fleet import POLL, Fleet
+from lab.fleet import Fleet
 from lab.ledger import LEDGERS, Ledger, Row
 from lab.servers import Servers
 
@@ -74,17 +73,14 @@ class Watch:
 
     def until(self, done: Callable[[], bool], what: str, *, looks: int = 1) -> None:
         """Wait until so many looks in a row find it done."""
-        deadline, seen = time.monotonic() + PATIENCE, 0
-        while True:
+        found = deque[bool](maxlen=looks)
+
+        def is_done() -> bool:
             self.look()
-            seen = seen + 1 if done() else 0
-            if seen >= looks:
-                return
-            late = f"waited {PATIENCE:g} s for {what}" if time.monotonic() > deadline else ""
-            if trouble := "a worker ended early" if self._fleet.dead() else late:
-                logs = [path.read_text(errors="replace")[-3000:] for path in self._fleet.folder.glob("*.log")]
-                raise click.ClickException("\n".join([f"{trouble}:", *logs]))
-            time.sleep(POLL)
+            found.append(done())
+            return sum(found) == looks
+
+        self._fleet.until(is_done, what, PATIENCE)
 
 
 def _publish_under_fire(name: str, watch: Watch, servers: Servers, settings: Settings, sent: Sequence[str]) -> None:

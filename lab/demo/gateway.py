@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 from lab.ledger import Ledger, Row
 
@@ -19,16 +20,14 @@ class Gateway:
     def __init__(self, books: Ledger) -> None:
         self.books = books
 
-    def charge(self, order: str, *, idempotency_key: str | None = None, attempt: int = 0, token: int = 0) -> str:
-        """Charge the card for `order`; the number of the charge.
+    def charge(self, order: str, *, idempotency_key: str | None = None, **more: Any) -> str:
+        """Charge the card for `order`; the number of the charge. The books get what ``more`` there is to know.
 
         A second call with the same key moves no money and returns the first charge. Without a key every call
         is a new charge.
         """
         number, key = f"ch_{uuid.uuid4().hex[:12]}", idempotency_key or ""
-        row = Row(
-            what="effect", task="charge_card", order=order, attempt=attempt, token=token, reference=number, key=key
-        )
+        row = Row(what="effect", task="charge_card", order=order, reference=number, key=key, **more)
         with self.books.locked() if key else nullcontext():
             first = key and next((each.reference for each in self.books.rows() if each.key == key), None)
             if first:

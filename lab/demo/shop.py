@@ -87,9 +87,8 @@ class Shop:
 
         On plain Celery there is none to give: a task id is new for every publication, and arguments are no identity.
         """
-        attempt, token = _stamp()
-        key = current_attempt().effect_key("charge") if attempt else None
-        self._gateway.charge(order, idempotency_key=key, attempt=attempt, token=token)
+        key = current_attempt().effect_key("charge") if isinstance(current_task, IdempotentTask) else None
+        self._gateway.charge(order, idempotency_key=key)
 
     def effect(self, order: str) -> None:
         """Reserve, or send: whatever the running task is called."""
@@ -103,8 +102,7 @@ class Shop:
         return order
 
     def _note(self, what: str, point: str = "") -> None:
-        attempt, token = _stamp()
-        note(self.ledger, what, current_task, attempt=attempt, token=token, point=point)
+        note(self.ledger, what, current_task, point=point)
 
     def _strike(self, point: str, order: str) -> None:
         """Kill or delay this process, if that is the fate of the order here. May not return."""
@@ -116,15 +114,6 @@ class Shop:
         is_slow = (task, point) == (CHARGE, "before") and _is_hit(_number(order), SLOW)
         if is_slow and any(is_first(self._marks / f"slow-{order}-{run}") for run in range(SLOW_RUNS)):
             time.sleep(SLOW_BODY)
-
-
-def _stamp() -> tuple[int, int]:
-    """Number and fencing token of the attempt that is running; plain Celery knows neither."""
-    try:
-        attempt = current_attempt()
-    except LookupError:
-        return 0, 0
-    return attempt.number, attempt.fencing_token
 
 
 def _short(task: Any) -> str:
