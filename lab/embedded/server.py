@@ -155,7 +155,8 @@ def _end(family: list[psutil.Process]) -> None:
 
 def _is_alive(process: psutil.Process) -> bool:
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)  # which its parent has not looked at yet
+        # A zombie is one that its parent has not looked at yet; while it has other threads, its sockets are open.
+        return bool(process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     except psutil.NoSuchProcess:
         return False
 
