@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -38,27 +37,14 @@ _WIDTH = 118
 """Columns that the widest table needs; where the output is no terminal, rich would take 80."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rounds:
-    """How often each benchmark is repeated, and how many records the largest store has."""
-
-    cpu: int
-    workers: int
-    own: int
-    growth: int
-    largest: int
-
-
-FULL = Rounds(cpu=800, workers=7, own=2_000, growth=200, largest=max(growth.SIZES))
-QUICK = Rounds(cpu=60, workers=1, own=100, growth=20, largest=10_000)
-
-PARTS: Mapping[str, Callable[[Servers, Rounds], report.Section]] = {
-    "cpu": lambda where, rounds: calls.measure(where, rounds.cpu),
-    "peers": lambda where, rounds: peers.measure(rounds.workers),
-    "own": lambda where, rounds: calls.measure_own(rounds.own),
-    "growth": lambda where, rounds: growth.measure(where, rounds.growth, rounds.largest),
-    "memory": lambda where, rounds: memory.measure(where),
+PARTS: Mapping[str, tuple[Callable[[Servers, int], report.Section], int, int]] = {
+    "cpu": (calls.measure, 800, 60),
+    "peers": (peers.measure, 7, 1),
+    "own": (calls.measure_own, 2_000, 100),
+    "growth": (growth.measure, 200, 20),
+    "memory": (memory.measure, 20, 20),
 }
+"""By name, what is measured, in how many rounds, and in how many to see that it works."""
 
 
 @click.command(help=__doc__)
@@ -85,7 +71,8 @@ def main(parts: Sequence[str], quick: bool, results: Path) -> None:
     with EmbeddedAws() as aws:
         for name in parts or PARTS:
             console.print(f"\nmeasuring {name}", style="dim")
-            sections.append(PARTS[name](Servers(OTHER_DYNAMODB or aws.endpoint), QUICK if quick else FULL))
+            measure, full, few = PARTS[name]
+            sections.append(measure(Servers(OTHER_DYNAMODB or aws.endpoint), few if quick else full))
             report.show(console, sections[-1])
     goals = [goal for section in sections for goal in section.goals]
     console.print(f"\n{sum(goal.reached for goal in goals)} of {len(goals)} goals reached")

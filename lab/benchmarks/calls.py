@@ -59,7 +59,7 @@ def measure(servers: Servers, rounds: int) -> Section:
     )
 
 
-def measure_own(rounds: int) -> Section:
+def measure_own(_: Servers, rounds: int) -> Section:
     """The same of what a worker's process executes, in calls of a plain task."""
     tracers, plain = Tracers(MemoryStore()), "plain task"
     tracers.delivery("idempotent", 0)()

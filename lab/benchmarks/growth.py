@@ -28,6 +28,9 @@ SIZES = (1_000, 10_000, 100_000)
 _LIMITS: Mapping[str, int] = {"DynamoDB": 10_000, "MariaDB": 10_000}
 """Records that can be written within about a minute; of the others, all sizes."""
 
+_RECORDS = 500
+"""So many per round the largest store may have: a short run fills no large one."""
+
 CALLS = ("new key", "duplicate")
 CLOCKS = {"cpu": "CPU", "wall": "on the clock"}
 FLAT = 1.2
@@ -123,8 +126,9 @@ def _urls(servers: Servers, folder: Path, stack: ExitStack) -> dict[str, str]:
     return {"memory": "memory://", "DynamoDB": servers.store_url("growth"), **found, **files}
 
 
-def measure(servers: Servers, rounds: int, largest: int) -> Section:
-    """Measure ``rounds`` interleaved rounds on stores of up to ``largest`` records."""
+def measure(servers: Servers, rounds: int) -> Section:
+    """Measure ``rounds`` interleaved rounds on stores of up to :data:`_RECORDS` each."""
+    largest = _RECORDS * rounds
     with ExitStack() as stack:
         urls = _urls(servers, stack.enter_context(temporary_folder()), stack)
         subjects = {

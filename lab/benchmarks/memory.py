@@ -19,43 +19,38 @@ from lab.embedded import EmbeddedPostgres, EmbeddedRedis
 if TYPE_CHECKING:
     from lab.benchmarks.environment import Servers  # which brings boto3
 
-_TASKS = 20
 _MOST = {"Redis": 2, "PostgreSQL": 12, "DynamoDB": 10}
 """MB that the library wants to add at most."""
 
 
-def measure(servers: Servers) -> Section:
+def measure(servers: Servers, tasks: int) -> Section:
     from celery_idempotent.stores import open_store  # a plain worker imports nothing of the library
 
     with EmbeddedRedis() as redis, EmbeddedPostgres() as postgres:
         urls = {"Redis": redis.url, "PostgreSQL": postgres.url, "DynamoDB": servers.store_url("memory")}
         for url in urls.values():
             open_store(url).provision()
-        held = {"plain Celery": _megabytes(redis.url), **{each: _megabytes(redis.url, urls[each]) for each in urls}}
+        held = {"plain Celery": _megabytes(tasks, redis.url)}
+        held |= {name: _megabytes(tasks, redis.url, url) for name, url in urls.items()}
     added = {name: each - held["plain Celery"] for name, each in held.items()}
+    rows = [(each, f"{held[each]:.1f}", f"{added[each]:.1f}") for each in held]
     return Section(
         "10. Memory of a pool process",
-        f"USS in the body of the last of {_TASKS} tasks, of the one process of a worker whose broker is Redis, after a "
+        f"USS in the body of the last of {tasks} tasks, of the one process of a worker whose broker is Redis, after a "
         "garbage collection: sooner or later every process has one, and then a copy of what it shared.",
-        [
-            Grid(
-                "Unique memory",
-                ("", "MB", "added"),
-                [(each, f"{held[each]:.1f}", f"{added[each]:.1f}") for each in held],
-            )
-        ],
+        [Grid("Unique memory", ("", "MB", "added"), rows)],
         [Goal.at_most(f"{name}, added", most, added[name], " MB", digits=1) for name, most in _MOST.items()],
     )
 
 
-def _megabytes(broker: str, *store: str) -> float:
+def _megabytes(tasks: int, broker: str, *store: str) -> float:
     worker = tether.start("lab.benchmarks.memory", broker, *store, log=subprocess.PIPE)
     lines: Any = worker.stdout
     try:
         with Celery(broker=broker, set_as_current=False) as app, lines:
-            for _ in range(_TASKS):
+            for _ in range(tasks):
                 app.send_task("weigh", (time.time_ns(),))
-            *_, last = islice((int(line) for line in lines if line.strip().isdigit()), _TASKS)
+            *_, last = islice((int(line) for line in lines if line.strip().isdigit()), tasks)
             return last / 2**20
     finally:
         tether.stop(worker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from celery_idempotent.stores import open_store
+from lab.benchmarks.environment import Servers
 from lab.benchmarks.report import Goal, Grid, Section
 from lab.benchmarks.timing import Spread, ratios, sample, spread
 from lab.benchmarks.worker_app import Kind, Setup
@@ -25,7 +26,7 @@ _COLUMNS = {
 }
 
 
-def measure(rounds: int) -> Section:
+def measure(_: Servers, rounds: int) -> Section:
     # Nothing is written to disk, which is the kindest to everybody.
     with EmbeddedRedis(options=("--save", "", "--appendonly", "no")) as redis:
         url = redis.url

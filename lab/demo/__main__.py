@@ -25,14 +25,10 @@ from lab.servers import BROKERS, STORES, Servers
 HOW_TO_READ = "Of each kind the first 2 kills: seconds, operation, what its processes did."
 
 
-@click.command(help=__doc__)
-@click.option(
-    "--store", default=STORES[0], show_default=True, type=click.Choice(STORES), help="Where records are kept."
-)
-@click.option(
-    "--broker", default=BROKERS[0], show_default=True, type=click.Choice(BROKERS), help="Where messages wait."
-)
-@click.option("--orders", default=100, show_default=True, type=click.IntRange(min=20), help="How many.")
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--store", default=STORES[0], type=click.Choice(STORES), help="Where records are kept.")
+@click.option("--broker", default=BROKERS[0], type=click.Choice(BROKERS), help="Where messages wait.")
+@click.option("--orders", default=100, type=click.IntRange(min=20), help="How many.")
 @click.option("--folder", type=click.Path(path_type=Path), help="A new folder for ledgers and worker logs.")
 def main(store: str, broker: str, orders: int, folder: Path | None) -> None:
     """Show it and judge it."""

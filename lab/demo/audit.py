@@ -152,12 +152,8 @@ def table(found: Mapping[str, Figures], orders: int, store: str, broker: str) ->
         elif found["idempotent"]["store_killed"] or not key.startswith("store_"):
             cells = (found[name][key] for name in COLUMNS)
             styles = "bold red" if key in BAD else ""
-            grid.add_row(label, *(Text(_shown(each), style=styles if each else "") for each in cells))
+            grid.add_row(label, *(Text(str(each), style=styles if each else "") for each in cells))
     return grid
-
-
-def _shown(figure: float) -> str:
-    return f"{figure:.1f}" if isinstance(figure, float) else str(figure)
 
 
 def summary(found: Mapping[str, Figures], orders: int) -> list[str]:

