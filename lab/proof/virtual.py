@@ -6,11 +6,12 @@ Celery, kombu and the library run as they are. Between two waits nobody else run
 
 import _thread
 import heapq
+import logging
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +37,7 @@ class World:
     """What happens when, in seconds; all chance comes from its seed."""
 
     def __init__(self, seed: object) -> None:
-        self.now, self.random, self.hub = 0.0, random.Random(str(seed)), getcurrent()
+        self.now, self.draw, self.hub = 0.0, random.Random(str(seed)), getcurrent()
         self._coming: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
 
@@ -50,30 +51,31 @@ class World:
             act()
 
     @contextmanager
-    def replacing(self) -> Iterator[None]:
-        """Within the block, threads, time and chance are those of this world."""
-        nonces = random.Random(self.random.random())  # Who makes one more than before changes nothing else.
-        doubles: dict[Any, dict[str, Any]] = {
+    def replacing(self, others: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
+        """Within the block, threads, time and chance are those of this world, and so are ``others``, by attribute."""
+        nonces = random.Random(self.draw.random())  # Who makes one more than before changes nothing else.
+        doubles: Mapping[Any, Mapping[str, Any]] = {
             threading: {"Thread": Thread, "Lock": Lock, "_allocate_lock": Lock},
             _thread: {"start_new_thread": lambda target, args: Thread(target, args).start()},
-            time: {"time": date, "monotonic": monotonic, "sleep": wait},
+            time: {"time": lambda: EPOCH + self.now, "monotonic": monotonic, "sleep": wait},
             clock: {"monotonic": monotonic},
-            random: {"random": self.random.random},
+            random: {"random": self.draw.random},
             os: {"urandom": nonces.randbytes},
         }
         with ExitStack() as stack:
-            for module, each in doubles.items():
-                stack.enter_context(patch.multiple(module, **each))
+            stack.callback(logging.disable, logging.root.manager.disable)
+            logging.disable()
+            for whole, each in (*doubles.items(), *others.items()):
+                stack.enter_context(patch.multiple(whole, **each))
             yield
 
 
 @dataclass(eq=False)
 class Machine:
-    """Its date can be wrong, and its monotonic clock may stand still while it is suspended."""
+    """Its monotonic clock may stand still while it is suspended; a hindrance is of what, and from when to when."""
 
     world: World
     counts_suspend: bool = True
-    date_error: float = 0.0
     resumes_at: float = 0.0
     stood: float = 0.0
     hindrances: list[tuple[str, float, float]] = field(default_factory=list)
@@ -85,9 +87,8 @@ class Machine:
             self.stood += seconds * (not self.counts_suspend)
             self.resumes_at = self.world.now + seconds
 
-    def hindered(self, server: str, begin: float, end: float = 0.0) -> float:
-        """For how many seconds between these times, or at the first, nothing on it could reach ``server``."""
-        end = end or begin + 1e-6
+    def hindered(self, server: str, begin: float, end: float) -> float:
+        """For how many seconds between these times nothing on it could reach ``server``."""
         spans = [(since, until) for what, since, until in self.hindrances if what in (server, "suspended")]
         return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in spans)
 
@@ -113,25 +114,26 @@ class Thread(greenlet):
     def __init__(self, target: Callable[..., object], args: Any = (), process: Process | None = None, **_: Any) -> None:
         self.process = process or here()
         self.world = self.process.machine.world
-        super().__init__(parent=self.world.hub)
-        self._act = partial(target, *args)
-        self.ident = self.waits = 0
+        super().__init__(partial(self._run, partial(target, *args)), self.world.hub)
+        self.ident, self.waits = id(self), 0
 
     def start(self) -> None:
-        self.ident = id(self)
         self.process.threads[self] = None
-        self.world.after(0, partial(self.go_on, 0))
+        self.wake(0)
 
-    def run(self, *_: object) -> None:
+    def _run(self, act: Callable[[], object]) -> None:
         with suppress(Dead):
-            self._act()
+            act()
         del self.process.threads[self]
 
-    def go_on(self, number: int) -> None:
-        """End its wait of that number, unless that is over, once its machine is not suspended."""
+    def wake(self, seconds: float) -> None:
+        """End its present wait in so many seconds, unless that is over, and its machine is suspended no more."""
+        self.world.after(seconds, partial(self._go_on, self.waits))
+
+    def _go_on(self, number: int) -> None:
         suspended = self.process.machine.resumes_at - self.world.now
         if suspended > 0:
-            self.world.after(suspended, partial(self.go_on, number))
+            self.world.after(suspended, partial(self._go_on, number))
         elif number == self.waits and not (self.dead or self.process.is_dead):
             self.switch()
 
@@ -153,9 +155,13 @@ def wait(seconds: float = inf) -> None:
     if thread.process.is_dead:
         raise Dead
     thread.waits += 1
-    if seconds < inf:
-        thread.world.after(seconds, partial(thread.go_on, thread.waits))
+    thread.wake(seconds)
     thread.world.hub.switch()
+
+
+def monotonic() -> float:
+    process = here()
+    return process.machine.world.now - process.machine.stood if process else perf_counter()
 
 
 class Lock:
@@ -163,23 +169,21 @@ class Lock:
 
     def __init__(self) -> None:
         self._is_held = False
-        self._waiting: list[tuple[Any, int]] = []
+        self._waiting: list[Any] = []
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        until = inf if timeout < 0 else monotonic() + max(timeout, 1e-6)
-        while self._is_held:
-            if not blocking or monotonic() >= until:
-                return False
-            thread: Any = getcurrent()
-            self._waiting.append((thread, thread.waits + 1))
+    def acquire(self, blocking: bool = True, timeout: float = inf) -> bool:
+        until = monotonic() + (timeout if timeout >= 0 else inf)
+        while self._is_held and blocking and monotonic() < until:
+            self._waiting.append(getcurrent())
             wait(until - monotonic())
-        self._is_held = True
-        return True
+            self._waiting.remove(getcurrent())
+        is_free, self._is_held = not self._is_held, True
+        return is_free
 
     def release(self) -> None:
-        woken, self._waiting, self._is_held = self._waiting, [], False
-        for thread, number in woken:
-            thread.world.after(0, partial(thread.go_on, number))
+        self._is_held = False
+        for thread in self._waiting:
+            thread.wake(0)
 
     def locked(self) -> bool:
         return self._is_held
@@ -188,13 +192,3 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def monotonic() -> float:
-    process = here()
-    return process.machine.world.now - process.machine.stood if process else perf_counter()
-
-
-def date() -> float:
-    process = here()
-    return EPOCH + (process.machine.world.now + process.machine.date_error if process else 0.0)
