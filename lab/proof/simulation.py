@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from math import log2
+from math import inf, log2
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
@@ -64,10 +64,7 @@ class NoAnswer(OSError):
     """Of the broker: the request is lost, or late, or the reply is."""
 
 
-_UNANSWERED: Mapping[str, Callable[[], Exception]] = {
-    "broker": NoAnswer,
-    "store": partial(StoreUnavailable, "virtual", "request", "no answer"),
-}
+_LOST: Mapping[str, Any] = {"broker": NoAnswer, "store": partial(StoreUnavailable, "virtual", "request", "no answer")}
 
 
 class Host(Process):
@@ -98,7 +95,7 @@ class Host(Process):
                 return answer
         self.lost_at = fleet.now
         wait(2)
-        raise _UNANSWERED[server]()
+        raise _LOST[server]()
 
 
 class Store(StoreWrapper):
@@ -113,20 +110,23 @@ class Store(StoreWrapper):
 
 @dataclass(eq=False)
 class Sent:
-    """A message that waits until it is visible, and how often it was received."""
+    """A message, which was received so many times; it is its receipt, too. At 0 it is gone."""
 
     raw: Any
-    visible_at: float = 0.0
     received: int = 0
+    holder: "Worker | None" = None
+    visible_at: float = inf
 
 
 class Queue:
-    """The messages at SQS, by what it calls a receipt, and the worker that has each."""
+    """The messages at SQS, by when they are visible."""
 
     def __init__(self, fleet: "Fleet") -> None:
-        self._fleet, self._tags, self._coming = fleet, map(str, count()), list[tuple[float, str]]()
-        self.messages: dict[str, Sent] = {}
-        self.holders: dict[str, Worker] = {}
+        self._fleet, self._order = fleet, count()
+        self._coming: list[tuple[float, int, Sent]] = []
+
+    def is_empty(self) -> bool:
+        return not any(each.visible_at for _, _, each in self._coming)
 
     def send(self, raw: Any) -> None:
         """Take a message, perhaps twice, and perhaps show it late."""
@@ -134,33 +134,29 @@ class Queue:
         self._fleet.note_sent(raw["headers"])
         for _ in range(1 + (draw.random() < 0.01)):
             late = draw.uniform(0, 30) if draw.random() < 0.02 else 0
-            self._put(next(self._tags), Sent(raw), raw["properties"].get("DelaySeconds", 0) + late)
+            self.show(Sent(raw), raw["properties"].get("DelaySeconds", 0) + late)
 
-    def receive(self) -> str | None:
+    def receive(self) -> Sent | None:
         while self._coming and self._coming[0][0] <= self._fleet.now:
-            visible_at, tag = heappop(self._coming)
-            if tag in self.messages and self.messages[tag].visible_at == visible_at:
-                sent, received = self.messages.pop(tag), next(self._tags)
-                self._fleet.note_received(sent, self.holders.get(tag))
-                sent.received += 1
-                self._put(received, sent, VISIBILITY)
+            visible_at, _, sent = heappop(self._coming)
+            if sent.visible_at == visible_at:
+                self._fleet.note_received(sent)
+                sent.visible_at, received = 0.0, Sent(sent.raw, sent.received + 1)
+                self.show(received, VISIBILITY)
                 return received
         return None
 
-    def hide(self, tag: str, seconds: float) -> bool:
-        """Show it in so many seconds, if it is in flight still."""
-        is_in_flight = tag in self.messages and self.messages[tag].visible_at > self._fleet.now
-        if is_in_flight:
-            self._put(tag, self.messages[tag], seconds)
-        return is_in_flight
+    def show(self, sent: Sent, seconds: float) -> bool:
+        """Show it in so many seconds, unless it is visible by now."""
+        is_hidden = sent.visible_at > self._fleet.now
+        if is_hidden:
+            sent.visible_at = self._fleet.now + seconds
+            heappush(self._coming, (sent.visible_at, next(self._order), sent))
+        return is_hidden
 
-    def hide_each(self, entries: Any) -> Any:
-        gone = [each["Id"] for each in entries if not self.hide(each["ReceiptHandle"], each["VisibilityTimeout"])]
+    def show_each(self, entries: Any) -> Any:
+        gone = [each["Id"] for each in entries if not self.show(each["ReceiptHandle"], each["VisibilityTimeout"])]
         return {"Failed": [{"Id": each, "Code": "MessageNotInflight"} for each in gone]}
-
-    def _put(self, tag: str, sent: Sent, seconds: float) -> None:
-        self.messages[tag], sent.visible_at = sent, self._fleet.now + seconds
-        heappush(self._coming, (sent.visible_at, tag))
 
 
 class Sqs(virtual.Channel):
@@ -179,19 +175,18 @@ class Sqs(virtual.Channel):
         return here().ask("broker", lambda: {"Attributes": {"VisibilityTimeout": VISIBILITY}})
 
     def change_message_visibility_batch(self, *, Entries: Any, **_: Any) -> Any:  # noqa: N803
-        return here().ask("broker", partial(here().fleet.queue.hide_each, Entries))
+        return here().ask("broker", partial(here().fleet.queue.show_each, Entries))
 
-    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        self.basic_reject(delivery_tag)
+    def basic_ack(self, delivery_tag: Sent, multiple: bool = False) -> None:
+        self._let_go(delivery_tag, partial(setattr, delivery_tag, "visible_at", 0.0))
 
-    def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        queue = here().fleet.queue
-        queue.holders.pop(delivery_tag, None)
-        give_back, delete = (
-            partial(queue.hide, delivery_tag, _RETURNED_IN),
-            partial(queue.messages.pop, delivery_tag, None),
-        )
-        here().ask("broker", give_back if requeue else delete)
+    def basic_reject(self, delivery_tag: Sent, requeue: bool = False) -> None:
+        give_back = partial(here().fleet.queue.show, delivery_tag, _RETURNED_IN)
+        self._let_go(delivery_tag, give_back) if requeue else self.basic_ack(delivery_tag)
+
+    def _let_go(self, sent: Sent, act: Callable[[], Any]) -> None:
+        sent.holder = None
+        here().ask("broker", act)
 
 
 class Transport(virtual.Transport):
@@ -202,26 +197,26 @@ class Transport(virtual.Transport):
     connection_errors = recoverable_connection_errors = (NoAnswer,)
 
 
-class Worker:
-    """A main process, which receives and holds messages, and pool processes, which execute them."""
+class Worker(Host):
+    """The main process, which receives and holds messages, and its pool processes, which execute them."""
 
     hostname, connection_errors, disable_rate_limits, event_dispatcher = "celery@fleet", (NoAnswer,), True, None
     timer = task_buckets = controller = apply_eta_task = _limit_task = _limit_post_eta = MagicMock()
 
     def __init__(self, fleet: "Fleet", slot: int, machine: Machine) -> None:
-        self.fleet, self.slot, self.machine, self.stops = fleet, slot, machine, ""
-        self.main = Host(fleet, machine)
-        self.child = child = partial(Host, fleet, machine, self.main.name)
-        self.free, self.running = [child() for _ in range(_POOL)], dict[Host, Any]()
-        self.waiting, self.pool = deque[Any](), self
+        super().__init__(fleet, machine)
+        self.slot, self.stops, self.pool = slot, "", self
+        self.child = partial(Host, fleet, machine, self.name)
+        self.free, self.running = [self.child() for _ in range(_POOL)], dict[Host, Any]()
+        self.received, self.waiting = list[Sent](), deque[Any]()
         # What Celery and the keeper look for.
         self.app, self.connection = fleet.app, fleet.app.connection_for_read()
         self.task_consumer = SimpleNamespace(channel=self.connection.channel())
         self.keeper = holding.Keeper(self)
         fleet.workers[slot] = self
-        Thread(self._run, process=self.main).start()
+        Thread(self._work, process=self).start()
 
-    def _run(self) -> None:
+    def _work(self) -> None:
         self.keeper.start(self)
         while not self.stops:
             if len(self.running) + len(self.waiting) >= 2 * _POOL or not self._receive():
@@ -231,27 +226,27 @@ class Worker:
         while self.running:
             wait(0.5)
         self.keeper.shutdown(self)
-        returned = [tag for tag, holder in self.fleet.queue.holders.items() if holder is self]
-        for tag in returned:
+        returned = [each for each in self.received if each.holder is self]
+        for each in returned:
             with suppress(NoAnswer):
-                self.task_consumer.channel.basic_reject(tag, requeue=True)
+                self.task_consumer.channel.basic_reject(each, requeue=True)
         wait(self.fleet.draw.uniform(5, 20))
         self.fleet.note_shutdown(self, returned)
         self.fleet.after(0, partial(self.fleet.end, self))
 
     def _receive(self) -> bool:
-        tag = None
+        sent: Sent | None = None
         with suppress(NoAnswer):
-            tag = self.main.ask("broker", self.fleet.queue.receive)
-        if tag is not None:
-            self.fleet.queue.holders[tag] = self
-            raw = self.fleet.queue.messages[tag].raw
-            info = {**raw["properties"]["delivery_info"], "sqs_queue": "celery"}
-            properties = {**raw["properties"], "delivery_info": info, "delivery_tag": tag}
-            message = virtual.Message({**raw, "properties": properties}, self.task_consumer.channel)
-            handle = self.app.tasks[raw["headers"]["task"]].start_strategy(self.app, self)
+            sent = self.ask("broker", self.fleet.queue.receive)
+        if sent is not None:
+            sent.holder = self
+            self.received.append(sent)
+            info = {**sent.raw["properties"]["delivery_info"], "sqs_queue": "celery"}
+            properties = {**sent.raw["properties"], "delivery_info": info, "delivery_tag": sent}
+            message = virtual.Message({**sent.raw, "properties": properties}, self.task_consumer.channel)
+            handle = self.app.tasks[message.headers["task"]].start_strategy(self.app, self)
             handle(message, None, message.ack_log_error, message.reject_log_error, ())
-        return tag is not None
+        return sent is not None
 
     def on_task_request(self, request: Any) -> None:
         """What Celery calls with each message that it has accepted."""
@@ -279,8 +274,8 @@ class Worker:
         del self.running[child]
         self.free.append(child)
         if returned:
-            Thread(callback, (returned,), process=self.main).start()
-        Thread(self._begin, process=self.main).start()
+            Thread(callback, (returned,), process=self).start()
+        Thread(self._begin, process=self).start()
 
     def terminate_job(self, thread: Thread, signal: int) -> None:
         self.fleet.after(0, lambda: thread.dead or thread.throw(SystemExit()))
@@ -294,10 +289,11 @@ class Worker:
             try:
                 raise WorkerLostError("killed")
             except WorkerLostError:
-                Thread(request.on_failure, (ExceptionInfo(),), process=self.main).start()
+                Thread(request.on_failure, (ExceptionInfo(),), process=self).start()
 
     def kill(self) -> None:
-        for each in (self.main, *self.free, *self.running):
+        super().kill()
+        for each in (*self.free, *self.running):
             each.kill()
         self.keeper._let_go(self)
 
@@ -343,21 +339,22 @@ class Fleet(World):
             for number in range(len(self.effects)):
                 first = self.draw.uniform(0, self.length)
                 for copy in range(self.draw.choices((1, 2, 3), (4, 4, 2))[0]):
-                    publisher = Thread(self._publish, (number, copy), process=client)
-                    self.after(first + copy * self.draw.uniform(0, 60), publisher.start)
+                    at = first + copy * self.draw.uniform(0, 60)
+                    Thread(self._publish, (number, copy, at), process=client).start()
             self.run(self.length)
-            while self.queue.messages and self.now < self.length + 7200:
+            while not self.queue.is_empty() and self.now < self.length + 7200:
                 self.run(self.now + 60)
             self._audit()
             for worker in self.workers.values():
                 worker.kill()
         return self
 
-    def _publish(self, number: int, copy: int) -> None:
+    def _publish(self, number: int, copy: int, at: float) -> None:
+        wait(at)
         try:
             self.tasks[number % 3][1].apply_async((number,), task_id=f"{number}.{copy}")
         except OperationalError:  # perhaps it was sent
-            self._publish(number, copy)
+            self._publish(number, copy, 1)
 
     def end(self, worker: Worker) -> None:
         """End a worker, if it has not ended, and start another one, perhaps on another machine."""
@@ -412,13 +409,12 @@ class Fleet(World):
             self._never(is_living and could_renew, "a living body was taken over", new.key)
         return stored
 
-    def note_received(self, sent: Sent, holder: Worker | None) -> None:
-        task_id = sent.raw["headers"]["id"]
+    def note_received(self, sent: Sent) -> None:
+        task_id, holder = sent.raw["headers"]["id"], sent.holder
         self.counts["redeliveries"] += sent.received > 0
         self._redelivered.update([task_id.partition(".")[0]] if sent.received else [])
-        is_held = holder is not None and not holder.main.is_dead and holder.stops != "cold"
-        could_extend = holder is not None and holder.main.could_reach("broker", sent.visible_at)
-        self._never(is_held and could_extend, "a message was not held", task_id)
+        if holder is not None and not holder.is_dead and holder.stops != "cold":
+            self._never(holder.could_reach("broker", sent.visible_at), "a message was not held", task_id)
 
     def note_sent(self, headers: Mapping[str, Any]) -> None:
         task_id, conflicts = headers["id"], headers.get(CONFLICTS_HEADER, 0)
@@ -435,15 +431,15 @@ class Fleet(World):
         error = getattr(error, "exc", error)
         self._never(not isinstance(error, Retry | Reject | OutcomeUnknown | None), "a delivery failed", repr(error))
 
-    def note_shutdown(self, worker: Worker, returned: list[str]) -> None:
+    def note_shutdown(self, worker: Worker, returned: list[Sent]) -> None:
         """Look at what a worker leaves behind that ended when it was told to."""
         recently = self.now - 30
-        for sent in filter(None, map(self.queue.messages.get, returned)):
-            is_hidden = sent.visible_at > self.now + _RETURNED_IN and worker.main.lost_at < recently
+        for sent in returned:
+            is_hidden = sent.visible_at > self.now + _RETURNED_IN and worker.lost_at < recently
             self._never(is_hidden, "a message was given back and hidden", sent.raw["headers"]["id"])
         for record in self.store.scan(status=Status.IN_PROGRESS):
             holder = self._owners[record.owner]
-            is_kept = holder.worker == worker.main.name and not holder.is_dead and holder.lost_at < recently
+            is_kept = holder.worker == worker.name and not holder.is_dead and holder.lost_at < recently
             self._never(is_kept, "a claim was kept at shutdown", record.key)
 
     def _audit(self) -> None:

@@ -55,6 +55,7 @@ class World:
         """Within the block, threads, time and chance are those of this world, and so are ``others``, by attribute."""
         nonces = random.Random(self.draw.random())  # Who makes one more than before changes nothing else.
         doubles: Mapping[Any, Mapping[str, Any]] = {
+            **others,
             threading: {"Thread": Thread, "Lock": Lock, "_allocate_lock": Lock},
             _thread: {"start_new_thread": lambda target, args: Thread(target, args).start()},
             time: {"time": lambda: EPOCH + self.now, "monotonic": monotonic, "sleep": wait},
@@ -65,7 +66,7 @@ class World:
         with ExitStack() as stack:
             stack.callback(logging.disable, logging.root.manager.disable)
             logging.disable()
-            for whole, each in (*doubles.items(), *others.items()):
+            for whole, each in doubles.items():
                 stack.enter_context(patch.multiple(whole, **each))
             yield
 
