@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from heapq import heappop, heappush
-from itertools import count
 from math import inf, log2
 from types import SimpleNamespace
 from typing import Any
@@ -118,47 +117,6 @@ class Sent:
     visible_at: float = inf
 
 
-class Queue:
-    """The messages at SQS, by when they are visible."""
-
-    def __init__(self, fleet: "Fleet") -> None:
-        self._fleet, self._order = fleet, count()
-        self._coming: list[tuple[float, int, Sent]] = []
-
-    def is_empty(self) -> bool:
-        return not any(each.visible_at for _, _, each in self._coming)
-
-    def send(self, raw: Any) -> None:
-        """Take a message, perhaps twice, and perhaps show it late."""
-        draw = self._fleet.draw
-        self._fleet.note_sent(raw["headers"])
-        for _ in range(1 + (draw.random() < 0.01)):
-            late = draw.uniform(0, 30) if draw.random() < 0.02 else 0
-            self.show(Sent(raw), raw["properties"].get("DelaySeconds", 0) + late)
-
-    def receive(self) -> Sent | None:
-        while self._coming and self._coming[0][0] <= self._fleet.now:
-            visible_at, _, sent = heappop(self._coming)
-            if sent.visible_at == visible_at:
-                self._fleet.note_received(sent)
-                sent.visible_at, received = 0.0, Sent(sent.raw, sent.received + 1)
-                self.show(received, VISIBILITY)
-                return received
-        return None
-
-    def show(self, sent: Sent, seconds: float) -> bool:
-        """Show it in so many seconds, unless it is visible by now."""
-        is_hidden = sent.visible_at > self._fleet.now
-        if is_hidden:
-            sent.visible_at = self._fleet.now + seconds
-            heappush(self._coming, (sent.visible_at, next(self._order), sent))
-        return is_hidden
-
-    def show_each(self, entries: Any) -> Any:
-        gone = [each["Id"] for each in entries if not self.show(each["ReceiptHandle"], each["VisibilityTimeout"])]
-        return {"Failed": [{"Id": each, "Code": "MessageNotInflight"} for each in gone]}
-
-
 class Sqs(virtual.Channel):
     """A channel of kombu's to SQS, and boto's client in one with it."""
 
@@ -169,19 +127,19 @@ class Sqs(virtual.Channel):
         return self
 
     def _put(self, queue: str, message: Any, **_: Any) -> None:
-        here().ask("broker", partial(here().fleet.queue.send, message))
+        here().ask("broker", partial(here().fleet.send, message))
 
     def get_queue_attributes(self, **_: Any) -> Any:
         return here().ask("broker", lambda: {"Attributes": {"VisibilityTimeout": VISIBILITY}})
 
     def change_message_visibility_batch(self, *, Entries: Any, **_: Any) -> Any:  # noqa: N803
-        return here().ask("broker", partial(here().fleet.queue.show_each, Entries))
+        return here().ask("broker", partial(here().fleet.show_each, Entries))
 
     def basic_ack(self, delivery_tag: Sent, multiple: bool = False) -> None:
         self._let_go(delivery_tag, partial(setattr, delivery_tag, "visible_at", 0.0))
 
     def basic_reject(self, delivery_tag: Sent, requeue: bool = False) -> None:
-        give_back = partial(here().fleet.queue.show, delivery_tag, _RETURNED_IN)
+        give_back = partial(here().fleet.show, delivery_tag, _RETURNED_IN)
         self._let_go(delivery_tag, give_back) if requeue else self.basic_ack(delivery_tag)
 
     def _let_go(self, sent: Sent, act: Callable[[], Any]) -> None:
@@ -237,7 +195,7 @@ class Worker(Host):
     def _receive(self) -> bool:
         sent: Sent | None = None
         with suppress(NoAnswer):
-            sent = self.ask("broker", self.fleet.queue.receive)
+            sent = self.ask("broker", self.fleet.receive)
         if sent is not None:
             sent.holder = self
             self.received.append(sent)
@@ -319,15 +277,15 @@ class Fleet(World):
     def __init__(self, seed: object, *, workers: int = 50, minutes: float = 60, operations: int = 1000) -> None:
         super().__init__(seed)
         self.length, self.slots = minutes * 60, workers
-        self.store, self.queue = MemoryStore(lambda: round((EPOCH + self.now) * 1000)), Queue(self)
+        self.store = MemoryStore(lambda: round((EPOCH + self.now) * 1000))
         self.workers, self.hosts = dict[int, Worker](), dict[str, Host]()
         self.app = Celery("fleet", set_as_current=False, config_source=_SETTINGS)
         task = partial(self.app.task, base=IdempotentTask, shared=False, lazy=False)
         self.tasks = [(each, task(name=each.name, idempotent=each.policy)(_body)) for each in PROMISES.values()]
         self.effects: list[list[str]] = [[] for _ in range(operations)]
         self.history, self.counts = list[str](), Counter[str]()
-        self._owners, self._unfinished, self._redelivered = dict[str, Host](), Counter[str](), set[str]()
-        self._first_sent = dict[str, float]()
+        self._owners, self._unfinished, self._redelivered = dict[str, Host](), Counter[str](), Counter[str]()
+        self._first_sent, self._messages = dict[str, float](), list[tuple[float, int, Sent]]()
 
     def live(self) -> "Fleet":
         """All of it, and then what it takes until every message is settled, or two hours."""
@@ -342,7 +300,7 @@ class Fleet(World):
                     at = first + copy * self.draw.uniform(0, 60)
                     Thread(self._publish, (number, copy, at), process=client).start()
             self.run(self.length)
-            while not self.queue.is_empty() and self.now < self.length + 7200:
+            while any(each.visible_at for _, _, each in self._messages) and self.now < self.length + 7200:
                 self.run(self.now + 60)
             self._audit()
             for worker in self.workers.values():
@@ -361,10 +319,8 @@ class Fleet(World):
         if self.workers.get(worker.slot) is worker:
             worker.kill()
             del self.workers[worker.slot]
-            other = Machine(self, counts_suspend=self.draw.random() < 0.7)
-            self.after(
-                self.draw.uniform(1, 60), partial(Worker, self, worker.slot, self.draw.choice((worker.machine, other)))
-            )
+            machine = self.draw.choice((worker.machine, Machine(self, counts_suspend=self.draw.random() < 0.7)))
+            self.after(self.draw.uniform(1, 60), partial(Worker, self, worker.slot, machine))
 
     def _strike(self, slot: int) -> None:
         if self.now > self.length:
@@ -409,18 +365,41 @@ class Fleet(World):
             self._never(is_living and could_renew, "a living body was taken over", new.key)
         return stored
 
-    def note_received(self, sent: Sent) -> None:
-        task_id, holder = sent.raw["headers"]["id"], sent.holder
-        self.counts["redeliveries"] += sent.received > 0
-        self._redelivered.update([task_id.partition(".")[0]] if sent.received else [])
-        if holder is not None and not holder.is_dead and holder.stops != "cold":
-            self._never(holder.could_reach("broker", sent.visible_at), "a message was not held", task_id)
-
-    def note_sent(self, headers: Mapping[str, Any]) -> None:
-        task_id, conflicts = headers["id"], headers.get(CONFLICTS_HEADER, 0)
+    def send(self, raw: Any) -> None:
+        """Take a message, perhaps twice, and perhaps show it late; nobody may ask in vain too often."""
+        draw, task_id, conflicts = self.draw, raw["headers"]["id"], raw["headers"].get(CONFLICTS_HEADER, 0)
+        for _ in range(1 + (draw.random() < 0.01)):
+            late = draw.uniform(0, 30) if draw.random() < 0.02 else 0
+            self.show(Sent(raw), raw["properties"].get("DelaySeconds", 0) + late)
         age = self.now - self._first_sent.setdefault(task_id, self.now)
         self.counts["conflicts"] += conflicts > 0
         self._never(conflicts > 8 + 2 * log2(1 + age) + age / 15, "asked too often", f"{task_id} {conflicts} times")
+
+    def receive(self) -> Sent | None:
+        """A message that is visible, if there is one; a living worker that has it must have held it."""
+        while self._messages and self._messages[0][0] <= self.now:
+            visible_at, _, sent = heappop(self._messages)
+            if sent.visible_at == visible_at:
+                task_id, holder = sent.raw["headers"]["id"], sent.holder
+                self._redelivered.update([task_id] * (sent.received > 0))
+                if holder is not None and not holder.is_dead and holder.stops != "cold":
+                    self._never(holder.could_reach("broker", visible_at), "a message was not held", task_id)
+                sent.visible_at, received = 0.0, Sent(sent.raw, sent.received + 1)
+                self.show(received, VISIBILITY)
+                return received
+        return None
+
+    def show(self, sent: Sent, seconds: float) -> bool:
+        """Show it in so many seconds, unless it is visible by now."""
+        is_hidden = sent.visible_at > self.now
+        if is_hidden:
+            sent.visible_at = self.now + seconds
+            heappush(self._messages, (sent.visible_at, next(self._order), sent))
+        return is_hidden
+
+    def show_each(self, entries: Any) -> Any:
+        gone = [each["Id"] for each in entries if not self.show(each["ReceiptHandle"], each["VisibilityTimeout"])]
+        return {"Failed": [{"Id": each, "Code": "MessageNotInflight"} for each in gone]}
 
     def note_delivery(self, child: Host, began: float, returned: Any) -> None:
         self.counts["deliveries"] += 1
@@ -451,8 +430,11 @@ class Fleet(World):
             effects = len(set(raw)) if promise.keyed else len(raw)
             promise = replace(promise, doubtful=promise.doubtful or is_poison)
             seen = Seen(promise=promise, effects=effects, status=record.status if record else None)
-            self.counts.update(tasks=1, faulted=str(number) in self._redelivered or excused > 0, unknown=seen.unknown)
-            self.counts.update({f"effects_{min(effects, 2)}": 1, "stuck": seen.status not in FINAL})
+            redelivered = sum(self._redelivered[f"{number}.{copy}"] for copy in range(3))
+            self.counts.update(tasks=1, faulted=redelivered + excused > 0, unknown=seen.unknown)
+            self.counts.update(
+                {"redeliveries": redelivered, f"effects_{min(effects, 2)}": 1, "stuck": seen.status not in FINAL}
+            )
             for problem in breaches(seen):
                 self._never(True, problem, number)
             self._never(len(raw) > 1 + excused, "an effect was repeated", number)
