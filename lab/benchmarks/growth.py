@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from statistics import median
 from typing import Any
 from uuid import uuid4
@@ -119,21 +118,20 @@ class Subject:
         return time.perf_counter() - begin
 
 
-def _urls(servers: Servers, folder: Path, stack: ExitStack) -> dict[str, str]:
+def _urls(servers: Servers, running: ExitStack) -> dict[str, str]:
     kinds: Mapping[str, Any] = {"Redis": EmbeddedRedis, "PostgreSQL": EmbeddedPostgres, "MariaDB": EmbeddedMariaDB}
-    found = {name: stack.enter_context(kind()).url for name, kind in kinds.items() if not kind.missing()}
-    files = {"SQLite": f"sqlite:///{folder / 'benchmark.sqlite3'}"}
-    return {"memory": "memory://", "DynamoDB": servers.store_url("growth"), **found, **files}
+    urls = {"memory": "memory://", "DynamoDB": servers.store_url("growth")}
+    urls |= {name: running.enter_context(kind()).url for name, kind in kinds.items() if not kind.missing()}
+    return {**urls, "SQLite": f"sqlite:///{running.enter_context(temporary_folder())}/benchmark.sqlite3"}
 
 
 def measure(servers: Servers, rounds: int) -> Section:
     """Measure ``rounds`` interleaved rounds on stores of up to :data:`_RECORDS` each."""
     largest = _RECORDS * rounds
     with ExitStack() as stack:
-        urls = _urls(servers, stack.enter_context(temporary_folder()), stack)
         subjects = {
             (name, size): stack.enter_context(closing(Subject(url_at(name, url, size), size)))
-            for name, url in urls.items()
+            for name, url in _urls(servers, stack).items()
             for size in SIZES
             if size <= min(largest, _LIMITS.get(name, largest))
         }

@@ -10,7 +10,6 @@ import struct
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -88,17 +87,9 @@ def base_of(app: Celery, kind: Kind, store: str) -> Any:
             return IdempotentTask
 
 
-@cache
-def _finished(pid: int) -> int:
-    return os.open(os.environ[FINISHED], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-
-def _stamp(**_: Any) -> None:
-    os.write(_finished(os.getpid()), STAMP.pack(time.monotonic_ns()))
-
-
 if FINISHED in os.environ:
     app = make_app(Setup(Kind(os.environ["BENCH_KIND"]), *os.environ["BENCH_URLS"].split(" ")))
     app.conf.task_default_queue = os.environ[QUEUE]
     app.set_current()
-    task_postrun.connect(_stamp, weak=False)
+    finished = os.open(os.environ[FINISHED], os.O_WRONLY | os.O_APPEND)
+    task_postrun.connect(lambda **_: os.write(finished, STAMP.pack(time.monotonic_ns())), weak=False)

@@ -106,7 +106,7 @@ class Shop:
 
     def _strike(self, point: str, order: str) -> None:
         """Kill or delay this process, if that is the fate of the order here. May not return."""
-        task = _short(current_task)
+        task = current_task.name.rpartition(".")[2]
         share = KILLS.get((task, point))
         if share and _is_hit(_number(order), share) and is_first(self._marks / f"{task}-{point}-{order}"):
             self._note("kill", point)
@@ -114,10 +114,6 @@ class Shop:
         is_slow = (task, point) == (CHARGE, "before") and _is_hit(_number(order), SLOW)
         if is_slow and any(is_first(self._marks / f"slow-{order}-{run}") for run in range(SLOW_RUNS)):
             time.sleep(SLOW_BODY)
-
-
-def _short(task: Any) -> str:
-    return str(task.name).rpartition(".")[2]
 
 
 def make_app(settings: Settings) -> Celery:

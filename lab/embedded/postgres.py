@@ -18,12 +18,7 @@ ACCOUNT = "embedded_postgres"
 
 
 class EmbeddedPostgres(Server):
-    """A private PostgreSQL with durable commits, its database `postgres` empty.
-
-    Args:
-        settings: More of the server's settings.
-        copy_of: A running server of which this is to be a standby; it then has what that one has.
-    """
+    """A private PostgreSQL with durable commits, its database `postgres` empty; or a standby of a running one."""
 
     def __init__(
         self,

@@ -59,10 +59,6 @@ class EmbeddedRabbitMQ(Server):
         self.ask("PUT", f"vhosts/{name}")
         return name
 
-    def length(self, queue: str, vhost: str = "/") -> int:
-        """How many messages of a queue wait or are being worked on; a moment old."""
-        return length(self.url_of(vhost), queue)
-
     def drop_connections(self, vhost: str) -> int:
         """Close the connections to a virtual host that are older than a second, and tell how many there were."""
         found = [each["name"] for each in self.ask("GET", "connections") if each.get("vhost") == vhost]
@@ -72,7 +68,12 @@ class EmbeddedRabbitMQ(Server):
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """A request to the management plugin; None where there is no answer."""
-        return _ask(self.port, method, path, body)
+        data = None if body is None else json.dumps(body).encode()
+        account = {"Authorization": f"Basic {b64encode(b'guest:guest').decode()}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://{HOST}:{self.port + 1}/api/{path}", data, account, method=method)
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            answer = reply.read()
+        return json.loads(answer) if answer else None
 
     def launch(self) -> subprocess.Popen[bytes]:
         mapper = free_port()
@@ -113,18 +114,8 @@ class EmbeddedRabbitMQ(Server):
 def length(broker_url: str, queue: str) -> int:
     """How many messages of a queue wait or are being worked on: a second old, as the management plugin counts."""
     address = urlsplit(broker_url)
-    assert address.port is not None
-    found = _ask(address.port, "GET", f"queues/{address.path[1:]}/{quote(queue, safe='')}")
+    found = EmbeddedRabbitMQ(address.port).ask("GET", f"queues/{address.path[1:]}/{quote(queue, safe='')}")
     return int(found.get("messages", 0))
-
-
-def _ask(port: int, method: str, path: str, body: object = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    account = {"Authorization": f"Basic {b64encode(b'guest:guest').decode()}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"http://{HOST}:{port + 1}/api/{path}", data, account, method=method)
-    with urllib.request.urlopen(request, timeout=10) as reply:
-        answer = reply.read()
-    return json.loads(answer) if answer else None
 
 
 def _program() -> str | None:

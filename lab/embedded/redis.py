@@ -58,12 +58,7 @@ class EmbeddedRedis(Server):
 
 
 class EmbeddedSentinel(EmbeddedRedis):
-    """A private sentinel that watches one primary, alone, under the name `orders`.
-
-    Args:
-        primary: The server to watch.
-        settings: More lines of its configuration.
-    """
+    """A private sentinel that watches one primary, alone, under the name `orders`; ``settings`` are further lines."""
 
     def __init__(self, primary: EmbeddedRedis, *settings: str) -> None:
         super().__init__()
@@ -89,9 +84,7 @@ class EmbeddedSentinel(EmbeddedRedis):
 class EmbeddedRedisCluster:
     """A private cluster of three masters; give its URL with the scheme that names a cluster.
 
-    Args:
-        port: Where the first node listens, the others on the ports after it, and each for the others on a port
-            that is 10,000 higher; chosen by the system unless given.
+    The first listens on ``port``, if it is given, the others on the next ones; each for the others 10,000 higher.
     """
 
     def __init__(self, port: int | None = None) -> None:
