@@ -33,9 +33,6 @@ from lab.embedded import EmbeddedAws
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
-_WIDTH = 118
-"""Columns that the widest table needs; where the output is no terminal, rich would take 80."""
-
 
 PARTS: Mapping[str, tuple[Callable[[Servers, int], report.Section], int, int]] = {
     "cpu": (calls.measure, 800, 60),
@@ -61,7 +58,7 @@ def main(parts: Sequence[str], quick: bool, results: Path) -> None:
     """Run the benchmarks and print what they found."""
     tether.unwind_on_signals()
     console = Console()
-    console.width = max(console.width, _WIDTH)
+    console.width = max(console.width, 118)  # for the widest table, where the output is no terminal
     logging.getLogger("celery_idempotent").setLevel(logging.WARNING)
     warnings.simplefilter("ignore", IdempotencyWarning)  # that memory is for one process: here it is the floor
     environment = described(quick=quick)

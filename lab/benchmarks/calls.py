@@ -22,7 +22,8 @@ _MOST_PLAIN_CALLS = {"new key": 2.4, "duplicate": 1.7}
 
 
 def measure(servers: Servers, rounds: int) -> Section:
-    bare, ours, powertools = BareBoto3(servers), GuardedCall(dynamodb_store(servers)), Powertools(servers)
+    bare, powertools = BareBoto3(servers), Powertools(servers)
+    ours = GuardedCall(dynamodb_store(servers, servers.session()))
     contenders: Sequence[Any] = (bare, ours, powertools)
     known = time.time_ns()  # no earlier run on a lasting server can have used this number, or one of the next
 

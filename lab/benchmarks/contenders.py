@@ -49,12 +49,9 @@ def make_app(store: Store) -> Celery:
     return app
 
 
-def dynamodb_store(
-    servers: Servers, session: boto3.session.Session | None = None, transport: str = "direct"
-) -> DynamoDBStore:
+def dynamodb_store(servers: Servers, session: boto3.Session, transport: str = "direct") -> DynamoDBStore:
     """The library's store on the table of the benchmarks, which is there afterwards."""
-    own = session or servers.session()
-    store = DynamoDBStore("benchmark", endpoint_url=servers.dynamodb, session=own, transport=transport)
+    store = DynamoDBStore("benchmark", endpoint_url=servers.dynamodb, session=session, transport=transport)
     store.provision()
     return store
 

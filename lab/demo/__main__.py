@@ -22,8 +22,6 @@ from lab.demo.story import telling
 from lab.folders import temporary_folder
 from lab.servers import BROKERS, STORES, Servers
 
-HOW_TO_READ = "Of each kind the first 2 kills: seconds, operation, what its processes did."
-
 
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--store", default=STORES[0], type=click.Choice(STORES), help="Where records are kept.")
@@ -35,7 +33,7 @@ def main(store: str, broker: str, orders: int, folder: Path | None) -> None:
     tether.unwind_on_signals()
     console = Console(highlight=False)
     console.print(f"{orders} orders, every third published twice: charge, stock and mail", style="bold")
-    console.print(HOW_TO_READ, style="dim")
+    console.print("Of each kind the first 2 kills: seconds, operation, what its processes did.", style="dim")
     with contextlib.ExitStack() as stack:
         if folder:
             folder.mkdir(parents=True)

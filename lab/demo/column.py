@@ -57,7 +57,7 @@ def run(name: str, count: int, servers: Servers, folder: Path, hear: Hear) -> au
 class Watch:
     """What the workers of a fleet note in its folder: kept, and handed to `hear` as it comes."""
 
-    def __init__(self, fleet: Fleet, hear: Hear) -> None:
+    def __init__(self, fleet: Fleet, hear: Hear = lambda news: None) -> None:
         self.rows: list[Row] = []
         self._fleet, self._hear = fleet, hear
         self._read = dict.fromkeys(LEDGERS, 0)

@@ -7,7 +7,6 @@ in the books as a whole or not at all, and remembered for the next caller: as go
 from __future__ import annotations
 
 import uuid
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +27,7 @@ class Gateway:
         """
         number, key = f"ch_{uuid.uuid4().hex[:12]}", idempotency_key or ""
         row = Row(what="effect", task="charge_card", order=order, reference=number, key=key, **more)
-        with self.books.locked() if key else nullcontext():
+        with self.books.locked():
             first = key and next((each.reference for each in self.books.rows() if each.key == key), None)
             if first:
                 row = replace(row, what="recognised", reference=first)

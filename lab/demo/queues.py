@@ -42,5 +42,4 @@ def _in_sqs(endpoint: str, queue: str) -> int:
 
 @functools.cache
 def _sqs(endpoint: str) -> Any:
-    account: Any = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-    return boto3.client("sqs", endpoint_url=endpoint, region_name=REGION, **account)
+    return boto3.Session("test", "test", region_name=REGION).client("sqs", endpoint_url=endpoint)

@@ -17,7 +17,6 @@ BACKOFF = 0.5  # how soon, about, a message that met another claim comes back
 VISIBILITY_TIMEOUT = 10
 SLOW_BODY = 13.0  # longer than both: the broker redelivers a body that is still running
 
-
 _VARIABLES = {each: f"LAB_{each.upper()}" for each in ("broker_url", "store_url", "folder", "queue", "lease")}
 
 

@@ -51,23 +51,19 @@ class EmbeddedPostgres(Server):
             self.folder.chmod(0o755)
         if self._copy_of is not None:
             self.copy(self._copy_of)
-            return
-        options = ("--auth=trust", "--encoding=utf8", "--username=postgres", "--no-sync", "--no-instructions")
-        self._fill("initdb", *options)
+        else:
+            self._fill("initdb", "--auth=trust", "--encoding=utf8", "--username=postgres", "--no-instructions")
 
     def copy(self, primary: EmbeddedPostgres) -> None:
         """Be a standby of a running server from the next start on, with its data and none of one's own."""
-        self._fill(
-            "pg_basebackup", "-R", "-c", "fast", "--no-sync", "-d", f"postgresql://postgres@{HOST}:{primary.port}"
-        )
+        self._fill("pg_basebackup", "-R", "-c", "fast", "-d", f"postgresql://postgres@{HOST}:{primary.port}")
 
     def launch(self) -> subprocess.Popen[bytes]:
         (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)  # of a killed one
         settings = {"max_connections": "200", **self._settings}
         options = ("-h", HOST, "-p", str(self.port), "-k", "", *(f"--{name}={it}" for name, it in settings.items()))
-        return self.start_program(
-            str(self._bin / "postgres"), "-D", str(self.folder / "data"), *options, user=self._account
-        )
+        data = ("-D", str(self.folder / "data"))
+        return self.start_program(str(self._bin / "postgres"), *data, *options, user=self._account)
 
     def is_ready(self) -> bool:
         try:
@@ -82,7 +78,7 @@ class EmbeddedPostgres(Server):
         data.mkdir(0o700)
         if self._account:
             shutil.chown(data, self._account)
-        command = [str(self._bin / program), *options, "-D", str(data)]
+        command = [str(self._bin / program), *options, "--no-sync", "-D", str(data)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, user=self._account, cwd=self.folder)
 
     @property

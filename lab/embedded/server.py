@@ -178,8 +178,7 @@ def free_port() -> int:
     """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def accepts(port: int) -> bool:

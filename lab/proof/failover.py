@@ -21,7 +21,6 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -30,12 +29,12 @@ from celery import Celery
 from celery_idempotent import open_store
 from celery_idempotent.errors import IdempotencyWarning
 from celery_idempotent.protocol.record import Record, Status
+from lab.demo.column import Watch
 from lab.demo.settings import Settings
 from lab.embedded import EmbeddedRedis
 from lab.embedded.pairs import Pair, PostgresPair, RedisPair
 from lab.fleet import Fleet, Timeout, until
 from lab.folders import temporary_folder
-from lab.ledger import LEDGERS, Ledger
 from lab.ledger import Row as LedgerRow
 from lab.proof.audit import verdict_of
 from lab.proof.jobs import Progress
@@ -118,10 +117,11 @@ def _run(part: Part, progress: Progress) -> Failover:
         for side, url in zip(SIDES, pair.urls, strict=True):
             settings = Settings(broker_url=broker.url, store_url=url, folder=folder, queue=side, lease=LEASE)
             environ = {"PYTHONWARNINGS": "ignore"} | settings.environ()
-            stack.enter_context(Fleet("lab.proof.soak", [side], children=CHILDREN, environ=environ, folder=folder))
+            fleet = Fleet("lab.proof.soak", [side], children=CHILDREN, environ=environ, folder=folder)
+            stack.enter_context(fleet)
         app = stack.enter_context(closing(Celery("failover", set_as_current=False)))
         app.conf.update(configuration(settings))
-        return _Trial(part, pair, app, folder, progress).run()
+        return _Trial(part, pair, app, Watch(fleet), progress).run()
 
 
 @dataclass
@@ -131,13 +131,11 @@ class _Trial:
     part: Part
     pair: Pair[Any]
     app: Celery
-    folder: Path
+    watch: Watch
     progress: Progress
     _sent: dict[str, str] = field(default_factory=dict)
     _operations: list[str] = field(default_factory=list)
     _lost: set[str] = field(default_factory=set)
-    _seen: list[LedgerRow] = field(default_factory=list)
-    _read: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEDGERS, 0))
 
     def run(self) -> Failover:
         until(lambda: len(self._rows("ready")) == len(SIDES), "the workers to start", PATIENCE)
@@ -220,10 +218,8 @@ class _Trial:
             return {self._sent[each.task_id]: each for each in store.scan() if each.task_id in self._sent}
 
     def _rows(self, *what: str) -> list[LedgerRow]:
-        for name, position in self._read.items():
-            more, self._read[name] = Ledger(self.folder / f"{name}.jsonl").since(position)
-            self._seen += more
-        return [row for row in self._seen if row.what in what]
+        self.watch.look()
+        return [row for row in self.watch.rows if row.what in what]
 
     def _judged(self, seconds: Sequence[float], lasted: float) -> Failover:
         told = self._told()
