@@ -1,7 +1,7 @@
 """An hour of a fleet in seconds: the library in Celery's own requests and tracer, in virtual time, on a virtual SQS.
 
-Store, broker and network are virtual, and so is the worker: it receives messages, hands them to its pool processes and
-stops as Celery's does. All else is what production runs: claims, heartbeats, the keeper, postponement, recovery.
+Store, broker and network are virtual, and so is the worker: it has a pool and stops as Celery's does. All else is
+what production runs: how a message is accepted, claims, heartbeats, the keeper, postponement, recovery.
 """
 
 from collections import Counter, defaultdict, deque
@@ -381,7 +381,7 @@ class Fleet(World):
             visible_at, _, sent = heappop(self._messages)
             if sent.visible_at == visible_at:
                 task_id, holder = sent.raw["headers"]["id"], sent.holder
-                self._redelivered.update([task_id] * (sent.received > 0))
+                self._redelivered[task_id.partition(".")[0]] += sent.received > 0
                 if holder is not None and not holder.is_dead and holder.stops != "cold":
                     self._never(holder.could_reach("broker", visible_at), "a message was not held", task_id)
                 sent.visible_at, received = 0.0, Sent(sent.raw, sent.received + 1)
@@ -425,16 +425,14 @@ class Fleet(World):
         for number, raw in enumerate(self.effects):
             promise, task = self.tasks[number % 3]
             key = task.idempotency_key_for(number)
-            record, excused = self.store.get(key), self._unfinished[key]
+            record, excused, redelivered = self.store.get(key), self._unfinished[key], self._redelivered[str(number)]
+            status = record.status if record else None
             is_poison = record is not None and record.takeovers == task.idempotency_policy.max_takeovers
             effects = len(set(raw)) if promise.keyed else len(raw)
             promise = replace(promise, doubtful=promise.doubtful or is_poison)
-            seen = Seen(promise=promise, effects=effects, status=record.status if record else None)
-            redelivered = sum(self._redelivered[f"{number}.{copy}"] for copy in range(3))
-            self.counts.update(tasks=1, faulted=redelivered + excused > 0, unknown=seen.unknown)
-            self.counts.update(
-                {"redeliveries": redelivered, f"effects_{min(effects, 2)}": 1, "stuck": seen.status not in FINAL}
-            )
+            seen = Seen(promise=promise, effects=effects, status=status)
+            self.counts.update(tasks=1, redeliveries=redelivered, faulted=redelivered + excused > 0)
+            self.counts.update({f"effects_{min(effects, 2)}": 1, "unknown": seen.unknown, "stuck": status not in FINAL})
             for problem in breaches(seen):
                 self._never(True, problem, number)
             self._never(len(raw) > 1 + excused, "an effect was repeated", number)
