@@ -1,7 +1,5 @@
 """Workers that are started again when they die, as a supervisor does it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ An owner holds a lock on its folder, which the kernel gives back however the own
 that the lock was taken: without it nobody can tell whether a folder is new or abandoned, so it stays.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -5,8 +5,6 @@ per row keeps rows whole when many processes write, and when a process is killed
 the kernel stays.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -4,8 +4,6 @@ It knows no protocol. Clients write a request at once, or its head and then its 
 read brings is decided about before it is forwarded. Nothing happens by chance.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

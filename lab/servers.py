@@ -1,7 +1,5 @@
 """Every store and broker by name: its address, and the server that is embedded for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path

@@ -3,8 +3,6 @@
 Pictures are ``WIDTH`` wide, so that their text is still text where a phone makes them narrower.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 from textwrap import wrap

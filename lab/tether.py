@@ -5,8 +5,6 @@ the kernel closes that pipe; the child reads the end of file and kills its proce
 to run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import runpy

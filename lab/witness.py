@@ -1,7 +1,5 @@
 """Writes what workers and library report about themselves into a ledger, for an audit to count."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -15,8 +15,6 @@ Without a PART, all of them run, and the results are saved; name some to run onl
 BENCH_DYNAMODB_ENDPOINT=http://127.0.0.1:8000 takes another DynamoDB than the embedded one.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a call costs in CPU time: on DynamoDB beside bare boto3 and Powertools, and the library's own code alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

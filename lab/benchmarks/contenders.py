@@ -4,8 +4,6 @@ All take the same order and return the same result. `delivery(number)` is a deli
 the first one does the work, and every further one is a duplicate.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping

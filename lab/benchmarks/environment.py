@@ -1,7 +1,5 @@
 """Where the benchmarks run: the server, and everything a reader needs to judge the figures."""
 
-from __future__ import annotations
-
 import os
 import platform
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether a call costs more when the store is full: a new key, a duplicate and listing, by number of records."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the library adds to the memory of a pool process, by store. Run by itself, it is the worker that is weighed."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -23,7 +21,7 @@ _MOST = {"Redis": 2, "PostgreSQL": 12, "DynamoDB": 10}
 """MB that the library wants to add at most."""
 
 
-def measure(servers: Servers, tasks: int) -> Section:
+def measure(servers: "Servers", tasks: int) -> Section:
     from celery_idempotent.stores import open_store  # a plain worker imports nothing of the library
 
     with EmbeddedRedis() as redis, EmbeddedPostgres() as postgres:

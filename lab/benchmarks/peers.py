@@ -1,7 +1,5 @@
 """celery-once and celery-singleton beside the library, on one Redis that is broker, lock server and store."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from celery_idempotent.stores import open_store

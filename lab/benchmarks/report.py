@@ -1,7 +1,5 @@
 """Tables and goals, shown on the terminal and saved as CSV and JSON."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence

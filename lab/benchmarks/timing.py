@@ -1,7 +1,5 @@
 """How the benchmarks time: rounds in which everybody takes part in random order, and pairs of one round."""
 
-from __future__ import annotations
-
 import gc
 import random
 import time

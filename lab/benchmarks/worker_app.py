@@ -3,8 +3,6 @@
 `celery -A lab.benchmarks.worker_app worker`, configured by the environment variables of :class:`Setup`.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 import time

@@ -1,7 +1,5 @@
 """Real workers that stand still except while they are measured, so that many can wait for their turn."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

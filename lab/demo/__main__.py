@@ -6,8 +6,6 @@ that can come back, and counts charges, which is no way to treat real ones.
 Exit status: 0 if every promise held and the fire was real, 1 if not (the reasons are printed).
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

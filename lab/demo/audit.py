@@ -8,8 +8,6 @@ What the verdict demands is what the library promises, no more:
   looks like a crash before it; no library can tell them apart.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

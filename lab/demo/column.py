@@ -1,7 +1,5 @@
 """One column: a queue, two workers, a ledger, and the load."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter, deque

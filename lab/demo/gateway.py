@@ -4,8 +4,6 @@ Its books are a file guarded by a lock that the kernel releases when a caller is
 in the books as a whole or not at all, and remembered for the next caller: as good as a provider elsewhere.
 """
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """How full a queue is."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 from urllib.parse import urlsplit

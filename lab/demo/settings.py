@@ -1,7 +1,5 @@
 """Where things are, and the Celery settings that matter, for every process of a column."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

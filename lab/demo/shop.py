@@ -9,8 +9,6 @@ the child that runs `charge_card` killed before the charge, two after it, one ha
 visibility timeout, and one has its child killed after `reserve_stock`. A kill is a real SIGKILL and fires once.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

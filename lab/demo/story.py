@@ -3,8 +3,6 @@
 Of each kind of kill the first are told from beginning to end. All of them are counted.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

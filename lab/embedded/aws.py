@@ -5,8 +5,6 @@ writes are atomic and because, like SQS, it does not delete a message on an expi
 that is kinder than AWS would hide the duplicates this project is about.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

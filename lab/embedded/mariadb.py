@@ -1,7 +1,5 @@
 """MariaDB on this machine: Debian's package, or another that is installed."""
 
-from __future__ import annotations
-
 import getpass
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """A primary and its replica, which change places at each fail-over: Valkey under a sentinel, and PostgreSQL."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Generic, TypeVar

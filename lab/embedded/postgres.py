@@ -1,7 +1,5 @@
 """PostgreSQL on this machine: the real server, from a Python package."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -24,7 +22,7 @@ class EmbeddedPostgres(Server):
         self,
         port: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
-        copy_of: EmbeddedPostgres | None = None,
+        copy_of: "EmbeddedPostgres | None" = None,
     ) -> None:
         super().__init__(port)
         self._settings, self._copy_of = settings, copy_of
@@ -54,7 +52,7 @@ class EmbeddedPostgres(Server):
         else:
             self._fill("initdb", "--auth=trust", "--encoding=utf8", "--username=postgres", "--no-instructions")
 
-    def copy(self, primary: EmbeddedPostgres) -> None:
+    def copy(self, primary: "EmbeddedPostgres") -> None:
         """Be a standby of a running server from the next start on, with its data and none of one's own."""
         self._fill("pg_basebackup", "-R", "-c", "fast", "-d", f"postgresql://postgres@{HOST}:{primary.port}")
 

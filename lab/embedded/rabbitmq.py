@@ -4,8 +4,6 @@ It has a node name, a cookie, a port mapper and a data folder of its own, so it 
 management plugin runs, on the next port, as AMQP tells neither what is being worked on nor who is connected.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ Every write is on disk before it is acknowledged (`appendfsync always`), so that
 all it has acknowledged; that is also the setting to use under an idempotency store.
 """
 
-from __future__ import annotations
-
 import subprocess
 from contextlib import ExitStack
 from typing import Self

@@ -1,7 +1,5 @@
 """What all embedded servers share: a port, a folder, a process that cannot outlive this one."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import socket

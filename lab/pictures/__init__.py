@@ -1,7 +1,5 @@
 """The pictures of ``docs``, drawn from what they show: ``make pictures`` writes the files, and a test compares them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``python -m lab.pictures``: draw the pictures that follow from code and pages into ``docs/pictures``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from lab.pictures import DOCS, rooms, tools

@@ -1,7 +1,5 @@
 """The rooms of the house, from the table of docs/architecture.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import groupby
 

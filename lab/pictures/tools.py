@@ -1,7 +1,5 @@
 """Which tool for which effect: the table of docs/how-to/effects.md as questions, asked in its order."""
 
-from __future__ import annotations
-
 from textwrap import wrap
 
 from lab.pictures import plain, rows

@@ -8,8 +8,6 @@ the rules of every audit (:func:`lab.proof.verdicts.breaches`):
 - an effect is repeated, and an operation ends UNKNOWN, only where a nemesis hit one of its deliveries.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

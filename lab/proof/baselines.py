@@ -8,8 +8,6 @@ documentation says.
 `celery -A lab.proof.baselines worker`, configured by the environment of `lab.demo.settings` and `SYSTEM`, executes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

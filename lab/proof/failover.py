@@ -6,8 +6,6 @@ on beside its successor. Workers execute the tasks of the soak, each operation s
 to the other. Where a write waits for the replica no promise may break; where it does not, the control, each must.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

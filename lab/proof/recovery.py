@@ -9,8 +9,6 @@ A machine that died is a worker that took itself for one of another machine, kil
 `celery -A lab.proof.recovery worker`, configured by the environment of `lab.demo.settings` and `SYSTEM`, executes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -13,8 +13,6 @@ Redis that is a broker. No whole worker is killed on Redis: kombu loses the mess
 `celery -A lab.proof.soak worker`, configured by the environment of `lab.demo.settings`, executes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
