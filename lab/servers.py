@@ -7,15 +7,7 @@ from typing import Self
 
 import click
 
-from lab.embedded import (
-    EmbeddedAws,
-    EmbeddedMariaDB,
-    EmbeddedPostgres,
-    EmbeddedRabbitMQ,
-    EmbeddedRedis,
-    EmbeddedRedisCluster,
-    Server,
-)
+from lab import embedded
 
 STORES = ("dynamodb", "redis", "redis-cluster", "postgres", "mariadb", "sqlite")
 BROKERS = ("sqs", "redis", "rabbitmq")
@@ -27,7 +19,7 @@ production it is half an hour."""
 
 TABLE = "celery-idempotent-example"
 
-_Place = tuple[Server | EmbeddedRedisCluster | None, Callable[[], str]]
+_Place = tuple[embedded.Server | embedded.EmbeddedRedisCluster | None, Callable[[], str]]
 """A server, if one is needed, and how to reach it once it runs."""
 
 
@@ -35,11 +27,11 @@ class Servers:
     """A store and a broker on this machine, for as long as the `with` block runs."""
 
     def __init__(self, store: str, broker: str, folder: Path) -> None:
-        aws = EmbeddedAws()
-        redis, cluster = EmbeddedRedis(), EmbeddedRedisCluster()
-        postgres, mariadb = EmbeddedPostgres(), EmbeddedMariaDB()
+        aws = embedded.EmbeddedAws()
+        redis, cluster = embedded.EmbeddedRedis(), embedded.EmbeddedRedisCluster()
+        postgres, mariadb = embedded.EmbeddedPostgres(), embedded.EmbeddedMariaDB()
         # Not the store's Redis: that one is killed, and kombu loses the message that it is fetching then.
-        queue, rabbitmq = EmbeddedRedis(), EmbeddedRabbitMQ(settings=IMPATIENT)
+        queue, rabbitmq = embedded.EmbeddedRedis(), embedded.EmbeddedRabbitMQ(settings=IMPATIENT)
         stores: dict[str, _Place] = {
             "": (None, str),
             "dynamodb": (aws, lambda: aws.store_url(TABLE)),
@@ -69,16 +61,16 @@ class Servers:
         return self._broker_url()
 
     @property
-    def durable_store(self) -> Server | None:
+    def durable_store(self) -> embedded.Server | None:
         """The store's server, if it comes back from a kill with all that it has acknowledged."""
-        if self._store is None or isinstance(self._store, EmbeddedAws | EmbeddedRedisCluster):
+        if self._store is None or isinstance(self._store, embedded.EmbeddedAws | embedded.EmbeddedRedisCluster):
             return None
         return self._store
 
     @property
     def pids(self) -> list[int]:
         """All processes of the servers that are one each."""
-        return [pid for each in {self._store, self._broker} if isinstance(each, Server) for pid in each.pids]
+        return [pid for each in {self._store, self._broker} if isinstance(each, embedded.Server) for pid in each.pids]
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)

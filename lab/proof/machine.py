@@ -8,18 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hypothesis import Phase, settings
+from hypothesis import Phase, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    invariant,
-    multiple,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.errors import LeaseLost, StoreUnavailable
@@ -114,11 +104,11 @@ class _Held:
     attempt: Claim
 
 
-class StoreMachine(RuleBasedStateMachine):
+class StoreMachine(stateful.RuleBasedStateMachine):
     """Claims, endings, renewals, faults, losses and clock moves on one key."""
 
     make_store: Callable[[], Store]
-    attempts = Bundle("attempts")
+    attempts = stateful.Bundle("attempts")
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.holders: dict[str, int] = {}
         self.count = 0
 
-    @rule(target=attempts, fingerprint=st.sampled_from("aaab"), refuse=st.booleans(), fault=_FAULTS)
+    @stateful.rule(target=attempts, fingerprint=st.sampled_from("aaab"), refuse=st.booleans(), fault=_FAULTS)
     def claim(self, fingerprint: str, refuse: bool, fault: Fault) -> Any:
         """One delivery asks; a single lost message changes nothing."""
         self.store.faults.append(fault)
@@ -155,9 +145,9 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             assert isinstance(decision, Unknown)
             self.told = replace(told, status=Status.UNKNOWN)
-        return multiple()
+        return stateful.multiple()
 
-    @rule(fingerprint=st.just("a"), landed=st.booleans())
+    @stateful.rule(fingerprint=st.just("a"), landed=st.booleans())
     def claim_without_an_answer(self, fingerprint: str, landed: bool) -> None:
         """Two lost messages in a row are an outage; the claim may be stored all the same, and nobody runs."""
         told = self._counted()
@@ -182,7 +172,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.count += 1
         self.told = _told_by(record, self.holders.get(record.owner, -self.count))
 
-    @rule(held=attempts, fault=_FAULTS)
+    @stateful.rule(held=attempts, fault=_FAULTS)
     def renew(self, held: _Held, fault: Fault) -> None:
         """A renewal extends the lease of the holder, and touches nobody else's and nothing that is not there."""
         told = None if held.attempt.is_over else self._held_by(held, Status.IN_PROGRESS)
@@ -193,7 +183,11 @@ class StoreMachine(RuleBasedStateMachine):
         if self.told and told:
             self._wrote(held, replace(told, lease_until=self.clock.now() + LEASE))
 
-    @rule(held=consumes(attempts), fault=_FAULTS, end=st.sampled_from([each for each in _ENDS if each[1] != _THEIRS]))
+    @stateful.rule(
+        held=stateful.consumes(attempts),
+        fault=_FAULTS,
+        end=st.sampled_from([each for each in _ENDS if each[1] != _THEIRS]),
+    )
     def end(self, held: _Held, fault: Fault, end: tuple[Status, str | None]) -> None:
         """Only the holder's end is recorded; everybody else gets the result that counts, or nothing."""
         self._end(held, fault, *end)
@@ -223,12 +217,12 @@ class StoreMachine(RuleBasedStateMachine):
         same = self.told is not None and self.told.fingerprint == self.remembered[held.number].fingerprint
         return same and self.told is not None and self.told.status is Status.COMPLETED
 
-    @rule(step=st.sampled_from(_STEPS), back=st.sampled_from([False, False, False, True]))
+    @stateful.rule(step=st.sampled_from(_STEPS), back=st.sampled_from([False, False, False, True]))
     def clock_moves(self, step: int, back: bool) -> None:
         self.clock.advance(-step if back else step)
 
-    @precondition(lambda self: self.told is not None)
-    @rule(error=st.sampled_from([-1, 0, 0, 1]))
+    @stateful.precondition(lambda self: self.told is not None)
+    @stateful.rule(error=st.sampled_from([-1, 0, 0, 1]))
     def clock_reaches_a_limit(self, error: int) -> None:
         """Time passes to the very millisecond at which a lease or an outcome is over, or to one beside it."""
         told = self.told
@@ -236,8 +230,8 @@ class StoreMachine(RuleBasedStateMachine):
         limit = told.lease_until + GRACE if told.forget_at is None else told.forget_at * 1000
         self.clock.milliseconds = max(self.clock.milliseconds, limit + error)
 
-    @precondition(lambda self: self.told is not None and self.told.status is Status.IN_PROGRESS)
-    @rule(fault=_FAULTS)
+    @stateful.precondition(lambda self: self.told is not None and self.told.status is Status.IN_PROGRESS)
+    @stateful.rule(fault=_FAULTS)
     def somebody_else_finishes(self, fault: Fault) -> None:
         """The holder sleeps through its lease; a successor takes over and completes."""
         told = self.told
@@ -249,7 +243,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert isinstance(decision, Run)
         self._end(self._granted(decision, told.fingerprint, told), fault, Status.COMPLETED, _THEIRS)
 
-    @rule()
+    @stateful.rule()
     def late_write_lands(self) -> None:
         """A request thought lost arrives after all; it finds its revision gone and changes nothing, or it is first."""
         if self.store.late:
@@ -259,7 +253,7 @@ class StoreMachine(RuleBasedStateMachine):
             if (before.revision if before else None) == expected:
                 self._adopt()
 
-    @rule()
+    @stateful.rule()
     def store_collects(self) -> None:
         """The server deletes an expired outcome, late as always."""
         record = self.store.get(self.key)
@@ -267,8 +261,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.delete(self.key, record.revision)
             self.told = None
 
-    @precondition(lambda self: self.told is not None)
-    @rule()
+    @stateful.precondition(lambda self: self.told is not None)
+    @stateful.rule()
     def store_forgets(self) -> None:
         """A fail-over to a copy that is behind, or an operator's hand: the record is gone before its time."""
         record = self.store.get(self.key)
@@ -276,7 +270,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.delete(self.key, record.revision)
         self.told = None
 
-    @invariant()
+    @stateful.invariant()
     def stored_record_is_as_told(self) -> None:
         """What is stored is what the oracle says, field by field."""
         record = self.store.get(self.key)
@@ -337,6 +331,6 @@ def run_machine(
 ) -> None:
     """Drive fresh stores through random runs; raises where a reply or the stored record differs from the oracle's."""
     machine = type("Machine", (StoreMachine,), {"make_store": staticmethod(make_store)})
-    run_state_machine_as_test(
+    stateful.run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, phases=phases)
     )
