@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -45,19 +44,11 @@ class Fleet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        try:
-            for name in self.names:
-                self._start(name)
-        except BaseException:
-            self.stop()
-            raise
+        for name in self.names:
+            self._start(name)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Kill every one of them with its children; none is started again."""
         for process in self._processes.values():
             tether.kill(process)
         self._processes.clear()
@@ -107,15 +98,6 @@ class Fleet:
             self._processes[name] = tether.start("celery", *arguments.split(), log=log, env=environ)
 
 
-_WAKE = """
-import contextlib, os, signal, sys, time
-time.sleep(float(sys.argv[1]))
-for target in sys.argv[2:]:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(target), signal.SIGCONT)
-"""
-
-
 class Freezer:
     """Stops processes and lets them go on later, whatever becomes of this process meanwhile."""
 
@@ -127,9 +109,10 @@ class Freezer:
         # A process of its own holds the timer: if this one is killed meanwhile, the targets still wake up, find
         # the end of file in their tethers, and end.
         guard = subprocess.Popen(
-            [sys.executable, "-c", _WAKE, str(seconds), *map(str, targets)],
+            ["sh", "-c", 'sleep "$0"; kill -s CONT -- "$@"', str(seconds), *map(str, targets)],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         _signal(targets, signal.SIGSTOP)
         self._guards.append((guard, targets))
