@@ -37,6 +37,7 @@ from celery_idempotent.protocol.operation import Written
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
+from lab.proof import virtual as virtual_time
 from lab.proof.table import Row
 from lab.proof.verdicts import FINAL, PROMISES, Promise, Seen, breaches
 from lab.proof.virtual import EPOCH, Machine, Process, Thread, World, here, monotonic, wait
@@ -55,7 +56,7 @@ _SETTINGS = {
     "broker_transport": f"{__name__}:Transport",
     "broker_transport_options": {"visibility_timeout": VISIBILITY},
 }
-STRIKES = ("worker killed", "process killed", "warm", "cold", "suspended", "store", "broker")
+STRIKES = ("worker killed", "process killed", "warm", "cold", "suspended", "date", "store", "broker")
 """What happens to a worker: deaths, shutdowns, a machine that stands, and what it cannot reach."""
 
 
@@ -457,6 +458,7 @@ _ONCE_IN_EACH: Mapping[Any, Mapping[str, Any]] = {
 
 FLAWS: Mapping[str, tuple[str, Any, str, Any]] = {
     "heartbeat renews nothing": ("a living body was taken over", claim.Claim, "renew", lambda self: None),
+    "clocks follow the date": ("a living body was taken over", virtual_time, "monotonic", virtual_time.date),
     "keeper holds nothing": ("a message was not held", holding.HeldMessages, "look", lambda self: 1.0),
     "keeper goes on": ("a message was given back and hidden", holding.Keeper, "shutdown", lambda *_: None),
     "claims outlast their worker": ("a claim was kept at shutdown", claim.Claim, "release", lambda self: Written()),

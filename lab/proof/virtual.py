@@ -58,7 +58,7 @@ class World:
             **others,
             threading: {"Thread": Thread, "Lock": Lock, "_allocate_lock": Lock},
             _thread: {"start_new_thread": lambda target, args: Thread(target, args).start()},
-            time: {"time": lambda: EPOCH + self.now, "monotonic": monotonic, "sleep": wait},
+            time: {"time": date, "monotonic": monotonic, "sleep": wait},
             clock: {"monotonic": monotonic},
             random: {"random": self.draw.random},
             os: {"urandom": nonces.randbytes},
@@ -73,16 +73,20 @@ class World:
 
 @dataclass(eq=False)
 class Machine:
-    """Its monotonic clock may stand still while it is suspended; a hindrance is of what, and from when to when."""
+    """Its date may be wrong, and its monotonic clock stand while it is suspended; hindrances are from when to when."""
 
     world: World
     counts_suspend: bool = True
     resumes_at: float = 0.0
     stood: float = 0.0
+    date_error: float = 0.0
     hindrances: list[tuple[str, float, float]] = field(default_factory=list)
 
     def hinder(self, what: str, seconds: float) -> None:
-        """Suspend it, if ``what`` says so, or have it not reach ``what``, for so long."""
+        """Set its date, suspend it, or have it not reach ``what``, for so long."""
+        if what == "date":
+            self.date_error += self.world.draw.uniform(-3600, 3600)
+            return
         self.hindrances.append((what, self.world.now, self.world.now + seconds))
         if what == "suspended":
             self.stood += seconds * (not self.counts_suspend)
@@ -193,3 +197,8 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def date() -> float:
+    process = here()
+    return EPOCH + (process.machine.world.now + process.machine.date_error if process else 0.0)
