@@ -15,8 +15,7 @@ from lab import tether
 from lab.ledger import Ledger
 
 POLL = 0.2
-WORKER_NAME = "PROOF_WORKER"
-"""The environment variable in which a worker finds its name."""
+WORKER_NAME = "PROOF_WORKER"  # the environment variable in which a worker finds its name
 
 
 class Timeout(click.ClickException):

@@ -8,8 +8,7 @@ from html import escape
 from textwrap import wrap
 
 WIDTH = 480
-LINE = 18.0
-"""From one line of text to the next."""
+LINE = 18.0  # from one line of text to the next
 MONO = "mono"
 """A class of text, besides ``bold``, ``middle``, ``end``, ``small`` and the names of colours."""
 

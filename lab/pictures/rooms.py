@@ -1,7 +1,6 @@
 """The rooms of the house, from the table of docs/architecture.md."""
 
 from collections.abc import Mapping
-from itertools import groupby
 
 from lab.pictures import plain, rows
 from lab.svg import MONO, WIDTH, arrow, box, picture, text
@@ -42,11 +41,9 @@ def _depth(of: Rooms, room: str) -> int:
 def draw() -> str:
     """The picture: each room above those that it imports from."""
     of = rooms()
+    depths = {room: _depth(of, room) for room in of}
     floors = [
-        list(each)
-        for _, each in groupby(
-            sorted(of, key=lambda room: (-_depth(of, room), room)), key=lambda room: _depth(of, room)
-        )
+        sorted(room for room in of if depths[room] == depth) for depth in sorted({*depths.values()}, reverse=True)
     ]
     at = {
         room: (WIDTH / 2 + (index - (len(floor) - 1) / 2) * (_WIDE + 20), 16.0 + level * (_HEIGHT + _BETWEEN))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,11 +124,7 @@ def traces(quick: bool, seed: int) -> None:
 
     scoped = [(program, *scope) for program in PROGRAMS for scope in scopes(program, quick)]
     stores = {"memory": 300} if quick else {"memory": 20_000, **dict.fromkeys(("sqlite", "postgres", "redis"), 1_000)}
-    with _told("traces") as tell:
-        found = []
-        for each in module.run(scoped, seed, 20 if quick else 2_000, stores):
-            found.append(each)
-            tell(1)
+    found = list(_counted(module.run(scoped, seed, 20 if quick else 2_000, stores), "traces"))
     rows = [(each.source, each.traces, each.lines, each.different, len(each.rejected)) for each in found]
     console.print(a_table("Traces", ("source", "traces", "lines", "different traces", "rejected"), rows))
     ours, controls = found[: -len(module.CONTROLS)], found[-len(module.CONTROLS) :]
@@ -280,8 +277,7 @@ def recovery(seed: int) -> None:
     told = [each.as_json() for each in found]
     _keep("recovery", {"seed": seed, "recoveries": told})
     columns = ("death", "system", "broker", "lease", "operations", "p50", "p95", "max", "after lease", "conflicts")
-    rows = [[each[column] for column in columns] for each in told]
-    console.print(a_table("From a death to the outcome, in seconds", columns, rows))
+    console.print(a_table("From a death to the outcome, in seconds", columns, map(itemgetter(*columns), told)))
     wrong, early = sum(each.wrong for each in found), sum(each.early for each in found)
     if wrong or early:
         raise click.ClickException(f"{wrong} operations without an effect or with several, {early} before their lease")
@@ -297,8 +293,8 @@ def failover(quick: bool) -> None:
         found = module.run(module.plan(quick=quick), progress)
     told = [each.figures for each in found]
     columns = ("pair", "primary", "promotions", "operations", "lost", "different", "stuck", "p50", "max")
-    rows = [[each[column] for column in columns] for each in told]
-    console.print(a_table("From the loss of a primary until all is well, in seconds", columns, rows))
+    title = "From the loss of a primary until all is well, in seconds"
+    console.print(a_table(title, columns, map(itemgetter(*columns), told)))
     _campaign("failover", [row for each in found for row in each.rows], failovers=told)
 
 
@@ -367,11 +363,16 @@ def _told(label: str) -> Iterator[Callable[[object], None]]:
         yield tell
 
 
-def _in_processes(work: Callable[[A], B], items: Iterable[A], label: str) -> Iterable[B]:
-    with _told(label) as tell, ProcessPoolExecutor() as pool:
-        for found in pool.map(work, items):
+def _counted(items: Iterable[A], label: str) -> Iterator[A]:
+    with _told(label) as tell:
+        for item in items:
             tell(1)
-            yield found
+            yield item
+
+
+def _in_processes(work: Callable[[A], B], items: Iterable[A], label: str) -> Iterator[B]:
+    with ProcessPoolExecutor() as pool:
+        yield from _counted(pool.map(work, items), label)
 
 
 def _explored(scope: tuple[Program, int, int]) -> Exploration:

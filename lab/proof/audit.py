@@ -18,8 +18,7 @@ from celery_idempotent.protocol.record import Record, Status
 from lab.ledger import Row
 from lab.proof.verdicts import FINAL, Promise, Seen, Told, Verdict, breaches
 
-_LATE_END = 2.0
-"""Seconds by which a nemesis may end late on a busy machine."""
+_LATE_END = 2.0  # seconds by which a nemesis may end late on a busy machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,17 +47,11 @@ from lab.witness import observe
 SYSTEM, LOCKS = "BASELINE_SYSTEM", "BASELINE_LOCKS"
 """The environment variables that say under which system a worker runs the body, and the URL of its locks."""
 
-EACH = 10
-"""Operations of each fate."""
-
+EACH = 10  # operations of each fate
 WORKERS = ("worker-0", "worker-1")
 CHILDREN = 14  # enough that slow and stopped bodies keep nobody waiting
-SLOW = 12.0
-"""Seconds; longer than the visibility timeout and every lease that is not renewed."""
-
-LONGEST_BODY = 15
-"""Seconds that a body is said to take at most, where a system asks for it."""
-
+SLOW = 12.0  # seconds; longer than the visibility timeout and every lease that is not renewed
+LONGEST_BODY = 15  # seconds that a body is said to take at most, where a system asks for it
 STOPPED_FOR = LONGEST_BODY + 10
 START_TIMEOUT = 120.0
 DRAIN_TIMEOUT = 240.0

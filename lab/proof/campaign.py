@@ -26,8 +26,7 @@ from lab.proof.table import CONTROL, Row
 from lab.proof.targets import TARGETS, start
 from lab.proof.verdicts import Result, rows_of
 
-_TASKS_PER_TABLE = 250
-"""MiniStack counts all items of a table with every write."""
+_TASKS_PER_TABLE = 250  # MiniStack counts all items of a table with every write
 
 
 def opened(target: str, url: str) -> Iterator[Store]:
@@ -94,7 +93,6 @@ def _control(found: Result, flaw: str) -> Row:
 def _work(
     report: Report, share: int, of: int, *, target: str, url: str, faulted: int, seed: int, flaw: str, first: int
 ) -> None:
-    """In a worker process: attack its share of the operations until enough of them have met a fault."""
     stores, left = map(FLAWS[flaw], opened(target, url)), -(-faulted // of)
     for done in itertools.count():
         if done % _TASKS_PER_TABLE == 0:

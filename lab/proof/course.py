@@ -82,8 +82,7 @@ _LAST = frozenset({*_DEATHS, Fault.CUT_OFF})
 _WEIGHTS: Mapping[Fault, int] = {each: 1 if each is Fault.CUT_OFF else 5 for each in Fault}
 """How often each is drawn; who is cut off tries again for ten minutes of its own clock, which takes long here, too."""
 
-_TIMES = (1, 2, 3, 9)
-"""Writes: one try, both tries of a claim, and some of a completion's."""
+_TIMES = (1, 2, 3, 9)  # writes: one try, both tries of a claim, and some of a completion's
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +336,6 @@ class Task:
         self.faults["landed late"] += len(landing)
 
     def fate(self, doing: Operation, number: int) -> Fault | None:
-        """What becomes of a write."""
         for index, strike in enumerate(self.plan.strikes):
             if strike.operation is doing and self._left[index] and strike.delivery in (None, number):
                 self._left[index] -= 1
@@ -347,7 +345,6 @@ class Task:
         return None
 
     def note(self, new: Record, stored: Record | None) -> None:
-        """Look at what a swap returned."""
         if stored is None:
             self.problems.append("the record vanished")
             return

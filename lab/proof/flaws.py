@@ -26,9 +26,7 @@ from celery_idempotent.stores.sql.schema import KEY
 from celery_idempotent.testing import StoreContract, StoreWrapper
 from lab.proof.machine import run_machine
 
-STEPS = 30
-"""Of each run of the state machine over a real server."""
-
+STEPS = 30  # of each run of the state machine over a real server
 _NOTICED = (AssertionError, StoreMisconfigured)
 """A record in which fields of two writes are mixed is refused when it is read, before anybody compares it."""
 

@@ -13,19 +13,9 @@ from hypothesis import strategies as st
 
 from celery_idempotent.engine.claim import Claim, claim, new_nonce
 from celery_idempotent.errors import LeaseLost, StoreUnavailable
+from celery_idempotent.protocol import operation
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.keys import Identity
-from celery_idempotent.protocol.operation import (
-    Mismatch,
-    Operation,
-    Replay,
-    ReplayFailure,
-    Run,
-    Superseded,
-    Unknown,
-    Wait,
-    Written,
-)
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
@@ -34,9 +24,7 @@ from celery_idempotent.testing.stores import Fault
 
 LEASE, GRACE, RETAIN = 60_000, 1_000, 600_000
 
-_MAX_TAKEOVERS = 2
-"""Few, so that random runs come that far."""
-
+_MAX_TAKEOVERS = 2  # few, so that random runs come that far
 _OUTCOMES = (Status.COMPLETED, Status.FAILED)
 
 _START = 4_000_000_000_000
@@ -130,20 +118,20 @@ class StoreMachine(stateful.RuleBasedStateMachine):
 
         told = self._counted()
         if told and told.fingerprint != fingerprint and told.status is not Status.RELEASED:
-            assert isinstance(decision, Mismatch)
+            assert isinstance(decision, operation.Mismatch)
         elif told is None or told.status is Status.RELEASED or (self._may_be_taken_over(told) and not refuse):
-            assert isinstance(decision, Run)
+            assert isinstance(decision, operation.Run)
             return self._granted(decision, fingerprint, told)
         elif told.status is Status.IN_PROGRESS and not self._is_over(told):
-            assert isinstance(decision, Wait)
+            assert isinstance(decision, operation.Wait)
             assert decision.retry_after == told.lease_until + GRACE - self.clock.now()
         elif told.status is Status.COMPLETED:
-            assert isinstance(decision, Replay)
+            assert isinstance(decision, operation.Replay)
             assert decision.record.result == told.result
         elif told.status is Status.FAILED:
-            assert isinstance(decision, ReplayFailure)
+            assert isinstance(decision, operation.ReplayFailure)
         else:
-            assert isinstance(decision, Unknown)
+            assert isinstance(decision, operation.Unknown)
             self.told = replace(told, status=Status.UNKNOWN)
         return stateful.multiple()
 
@@ -201,16 +189,16 @@ class StoreMachine(stateful.RuleBasedStateMachine):
             answer = None
         self.store.faults.clear()
         if told:
-            assert isinstance(answer, Written)
+            assert isinstance(answer, operation.Written)
             forget_at = -((self.clock.now() + RETAIN) // -1000) if status in _OUTCOMES else None
             lease_until = self.clock.now() if status is Status.RELEASED else told.lease_until
             self._wrote(held, replace(told, status=status, result=result, forget_at=forget_at, lease_until=lease_until))
         elif self._is_told_to(held):
             assert self.told is not None
-            assert isinstance(answer, Superseded)
+            assert isinstance(answer, operation.Superseded)
             assert answer.record.result == self.told.result
         else:
-            assert not isinstance(answer, Written | Superseded)
+            assert not isinstance(answer, operation.Written | operation.Superseded)
 
     def _is_told_to(self, held: _Held) -> bool:
         """Whether another's result answers ``held``: one of the same arguments."""
@@ -240,7 +228,7 @@ class StoreMachine(stateful.RuleBasedStateMachine):
         if not self._may_be_taken_over(told):
             return
         decision = claim(self.store, self._operation(told.fingerprint, refuse=False))
-        assert isinstance(decision, Run)
+        assert isinstance(decision, operation.Run)
         self._end(self._granted(decision, told.fingerprint, told), fault, Status.COMPLETED, _THEIRS)
 
     @stateful.rule()
@@ -283,13 +271,13 @@ class StoreMachine(stateful.RuleBasedStateMachine):
     def teardown(self) -> None:
         self.store.close()
 
-    def _operation(self, fingerprint: str, refuse: bool) -> Operation:
+    def _operation(self, fingerprint: str, refuse: bool) -> operation.Operation:
         takeover: Any = "refuse" if refuse else "rerun"
         policy = Policy(lease=LEASE / 1000, on_takeover=takeover, max_takeovers=_MAX_TAKEOVERS)
         identity = Identity(self.key, fingerprint)
-        return Operation(identity=identity, policy=policy, task="t", task_id="id", worker="w", grace=GRACE)
+        return operation.Operation(identity=identity, policy=policy, task="t", task_id="id", worker="w", grace=GRACE)
 
-    def _granted(self, decision: Run, fingerprint: str, told: _Told | None) -> _Held:
+    def _granted(self, decision: operation.Run, fingerprint: str, told: _Told | None) -> _Held:
         now = self.clock.now()
         previous = self.told.token if self.told else 0
         self.count += 1

@@ -49,14 +49,9 @@ DEFAULT_LEASE = 60
 SHORT_LEASE = 10
 """Seconds. A minute, the default, would be all there is to measure where nothing ends a lease before its time."""
 
-VISIBILITY_TIMEOUT = 6
-"""Seconds until a broker gives the messages of a dead worker again."""
-
-_PATIENCE = 120.0
-"""Seconds until a worker has started, or an operation has its effect."""
-
-_LONGEST_PAUSE = 0.5
-"""Seconds before a kill, at most: it must not keep step with anybody's timer."""
+VISIBILITY_TIMEOUT = 6  # seconds until a broker gives the messages of a dead worker again
+_PATIENCE = 120.0  # seconds until a worker has started, or an operation has its effect
+_LONGEST_PAUSE = 0.5  # seconds before a kill, at most: it must not keep step with anybody's timer
 
 BROKERS: Mapping[str, tuple[str, str]] = {"redis": ("Redis", "redis"), "sqs": ("SQS", "dynamodb")}
 """By name: how it is called, and the store beside it."""

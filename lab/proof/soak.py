@@ -58,23 +58,15 @@ from lab.witness import note, observe
 WORKERS = ("soak-0", "soak-1")
 CHILDREN = 8  # enough to keep the queue short while half of them are dead, stopped or starting
 QUEUE = "soak"
-RATE = 4.0
-"""Operations per second, those of the control included."""
-
-VISIBILITY_TIMEOUT = 4
-"""Seconds. Most messages would come again that wait behind others, if nobody held them."""
-
+RATE = 4.0  # operations per second, those of the control included
+VISIBILITY_TIMEOUT = 4  # seconds: most messages would come again that wait behind others, if nobody held them
 QUIET = 5.0  # seconds between two lines of progress
 EXIT, EXIT_TAKES = "worker ended by itself", 10.0
 """kombu cannot return a message whose visibility timeout is over, and then the worker ends (celery/kombu)."""
 
 START_TIMEOUT, DRAIN_TIMEOUT = 120.0, 900.0
-GRACE_MS = 1_000
-"""The default of a policy: nobody takes over earlier after the end of a lease."""
-
-BARE = "bare"
-"""The task of plain Celery."""
-
+GRACE_MS = 1_000  # the default of a policy: nobody takes over earlier after the end of a lease
+BARE = "bare"  # the task of plain Celery
 PROMISES = {"keyed": PROMISED["exactly once"], "plain": PROMISED["at least once"], "refuse": PROMISED["at most once"]}
 """By task, what is promised for its effect."""
 
@@ -146,13 +138,11 @@ class Plan(NamedTuple):
 
 
 def kinds_of(store: str, broker: str) -> set[Kind]:
-    """What can be done to them."""
     absent = {Kind.KILL_STORE} if store == "dynamodb" else set()
     return set(Kind) - absent - ({Kind.KILL_WORKER} if broker == "redis" else set())
 
 
 def plan(minutes: float, seed: int, store: str, broker: str) -> Plan:
-    """The load and the nemeses that a seed chooses."""
     chance = random.Random(seed)
     publications = sorted(_publications(minutes * 60, chance), key=lambda each: each.at)
     return Plan(tuple(publications), tuple(_strikes(minutes * 60, chance, kinds_of(store, broker))))
@@ -215,7 +205,7 @@ def run(
     store: str = "dynamodb",
     broker: str = "sqs",
 ) -> list[Row]:
-    """Run one campaign: a row per task, the last one of the control."""
+    """A row per task, the last one of the control."""
     place = folder or Path(tempfile.mkdtemp(prefix="celery-idempotent-soak-"))
     place.mkdir(parents=True, exist_ok=True)
     found = _campaign(minutes, seed, place, progress, store, broker)

@@ -94,7 +94,6 @@ _IN_TABLE = {Kind.COMMIT: {"dynamodb"}, Kind.TRANSACTION: {"postgres", "mariadb"
 
 
 def kinds_of(store: str) -> tuple[Kind, ...]:
-    """The kinds of effect that a store of that name can serve."""
     return tuple(each for each in EFFECTS if store in _IN_TABLE.get(each, {store}))
 
 
@@ -555,7 +554,6 @@ def run(target: str, progress: Progress, how: str) -> list[Row]:
 def _work(
     report: Report, share: int, of: int, *, how: str, kinds: Sequence[str], target: str, url: str, flaw: str
 ) -> None:
-    """In a worker process: attack this share of the tasks."""
     wanted = [Kind(each) for each in kinds]
     with temporary_folder() as folder:
         attacker = _Attacker(url, folder, flaw)
