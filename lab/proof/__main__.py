@@ -124,7 +124,7 @@ def traces(quick: bool, seed: int) -> None:
 
     scoped = [(program, *scope) for program in PROGRAMS for scope in scopes(program, quick)]
     stores = {"memory": 300} if quick else {"memory": 20_000, **dict.fromkeys(("sqlite", "postgres", "redis"), 1_000)}
-    found = list(_counted(module.run(scoped, seed, 20 if quick else 2_000, stores), "traces"))
+    found = list(_counted(module.run(scoped, seed, 20 if quick else 5_000, stores), "traces"))
     rows = [(each.source, each.traces, each.lines, each.different, len(each.rejected)) for each in found]
     console.print(a_table("Traces", ("source", "traces", "lines", "different traces", "rejected"), rows))
     ours, controls = found[: -len(module.CONTROLS)], found[-len(module.CONTROLS) :]
