@@ -176,8 +176,7 @@ def follow(url: str, *, examples: int, flaw: str = "none", phases: tuple[Phase, 
 def judge(target: str, url: str, flaw: str) -> Iterator[tuple[str, str]]:
     """Who notices a store of that kind which is broken so, and by what; the quickest first."""
     for by, look in (("races", _races), ("oracle", _oracle), ("crash sweep", _sweep)):
-        evidence = look(target, url, flaw)
-        if evidence:
+        if evidence := look(target, url, flaw):
             yield by, evidence
 
 
