@@ -25,13 +25,10 @@ SIZES = (1_000, 10_000, 100_000)
 _LIMITS: Mapping[str, int] = {"DynamoDB": 10_000, "MariaDB": 10_000}
 """Records that can be written within about a minute; of the others, all sizes."""
 
-_RECORDS = 500
-"""So many per round the largest store may have: a short run fills no large one."""
-
+_RECORDS = 500  # so many per round the largest store may have: a short run fills no large one
 CALLS = ("new key", "duplicate")
 CLOCKS = {"cpu": "CPU", "wall": "on the clock"}
-FLAT = 1.2
-"""Times the smallest store: what a call on the largest may cost."""
+FLAT = 1.2  # times the smallest store: what a call on the largest may cost
 WARM_UP = 20
 
 _LISTED_IN, _UNKNOWN, _LISTINGS = 1.0, 20, 3

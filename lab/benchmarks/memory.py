@@ -17,8 +17,7 @@ from lab.embedded import EmbeddedPostgres, EmbeddedRedis
 if TYPE_CHECKING:
     from lab.benchmarks.environment import Servers  # which brings boto3
 
-_MOST = {"Redis": 2, "PostgreSQL": 12, "DynamoDB": 10}
-"""MB that the library wants to add at most."""
+_MOST = {"Redis": 2, "PostgreSQL": 12, "DynamoDB": 10}  # MB that the library wants to add at most
 
 
 def measure(servers: "Servers", tasks: int) -> Section:

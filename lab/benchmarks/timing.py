@@ -11,8 +11,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 _K = TypeVar("_K", bound=Hashable)
 
-COLLECT_EVERY = 20
-"""Rounds after which garbage is collected; never within one."""
+COLLECT_EVERY = 20  # rounds after which garbage is collected; never within one
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ TASK = "empty"
 FINISHED, QUEUE = "BENCH_FINISHED", "BENCH_QUEUE"
 """Environment variables with the file that gets a stamp per finished task, and with the queue of a worker."""
 
-STAMP = struct.Struct("=q")
-"""Nanoseconds of the monotonic clock, which the processes of one machine share."""
+STAMP = struct.Struct("=q")  # nanoseconds of the monotonic clock, which the processes of one machine share
 
 
 class Kind(StrEnum):

@@ -18,9 +18,7 @@ from rich.text import Text
 from lab.demo.shop import CHARGE, MAIL, STOCK
 from lab.ledger import Row
 
-COLUMNS = {"plain": "plain Celery", "idempotent": "IdempotentTask"}
-"""By name, its title."""
-
+COLUMNS = {"plain": "plain Celery", "idempotent": "IdempotentTask"}  # by name, its title
 CRASH_AFTER = "A crash right after an effect looks like one right before it; no library can tell them apart."
 REDIS_BROKER = (
     "Children are killed, not whole workers: what a worker is fetching from Redis at that moment is lost with it, "

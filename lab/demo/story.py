@@ -13,9 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lab.ledger import Row
 
-TOLD = 2
-"""How many kills of a kind are told."""
-
+TOLD = 2  # how many kills of a kind are told
 WORDS = {
     "charge_card": ("charge", "charged"),
     "reserve_stock": ("stock", "reserved"),

@@ -13,8 +13,7 @@ from lab.fleet import until
 
 NODES = 3
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
-GROUP = "orders"
-"""What sentinels call the primary that they watch."""
+GROUP = "orders"  # what sentinels call the primary that they watch
 
 
 class EmbeddedRedis(Server):

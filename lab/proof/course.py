@@ -76,9 +76,7 @@ class Fault(StrEnum):
 
 
 _DEATHS = (Fault.DIES_BEFORE, Fault.DIES_DURING, Fault.DIES_AFTER)
-_LAST = frozenset({*_DEATHS, Fault.CUT_OFF})
-"""No resend outlives these."""
-
+_LAST = frozenset({*_DEATHS, Fault.CUT_OFF})  # no resend outlives these
 _WEIGHTS: Mapping[Fault, int] = {each: 1 if each is Fault.CUT_OFF else 5 for each in Fault}
 """How often each is drawn; who is cut off tries again for ten minutes of its own clock, which takes long here, too."""
 
@@ -475,8 +473,7 @@ class _PlannedRenewals(Heartbeat):
 _HEARTBEAT = _PlannedRenewals()
 
 _CLEAN_RUN = "a clean delivery ran the body"
-_MOST_CLEAN = 5
-"""Deliveries afterwards: if each of them runs its body, something is broken, and the audit says so."""
+_MOST_CLEAN = 5  # deliveries afterwards: if each of them runs its body, something is broken, and the audit says so
 _DIED = Told("died")
 
 

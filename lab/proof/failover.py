@@ -47,14 +47,12 @@ CHILDREN = 4
 RATE, LAG = 6.0, 13
 """Operations per second; so many of them later each is sent once more. The number is odd, so to the other side."""
 
-LEASE = 30
-"""Seconds: longer than an outage, so that nobody is taken over who only waits for the store."""
+LEASE = 30  # seconds: longer than an outage, so that nobody is taken over who only waits for the store
 
 ENOUGH, DARK = 24, 5.0
 """So many deliveries are told a result while the replica gets nothing, or seconds go by."""
 
-PATIENCE = 180.0
-"""Seconds until the workers have started, or a message has its answer."""
+PATIENCE = 180.0  # seconds until the workers have started, or a message has its answer
 
 
 class Strike(StrEnum):

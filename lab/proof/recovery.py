@@ -41,9 +41,7 @@ from lab.proof.verdicts import PROMISES
 from lab.servers import Servers
 from lab.witness import observe
 
-SYSTEM = "RECOVERY_SYSTEM"
-"""The environment variable that says under which system a worker runs the body."""
-
+SYSTEM = "RECOVERY_SYSTEM"  # the environment variable that says under which system a worker runs the body
 CHILDREN = 4
 DEFAULT_LEASE = 60
 SHORT_LEASE = 10

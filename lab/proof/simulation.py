@@ -43,11 +43,9 @@ from lab.proof.verdicts import FINAL, PROMISES, Promise, Seen, breaches
 from lab.proof.virtual import EPOCH, Machine, Process, Thread, World, here, monotonic, wait
 
 LEASE = VISIBILITY = 60.0
-_RETURNED_IN = 10.0
-"""Seconds for which kombu hides what it gives back."""
+_RETURNED_IN = 10.0  # seconds for which kombu hides what it gives back
 _POOL = 2
-_LOSS = 0.005
-"""Of so many requests, and of so many replies, nobody hears again."""
+_LOSS = 0.005  # of so many requests, and of so many replies, nobody hears again
 _SETTINGS = {
     "task_acks_late": True,
     "task_reject_on_worker_lost": True,

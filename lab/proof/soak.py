@@ -70,8 +70,7 @@ BARE = "bare"  # the task of plain Celery
 PROMISES = {"keyed": PROMISED["exactly once"], "plain": PROMISED["at least once"], "refuse": PROMISED["at most once"]}
 """By task, what is promised for its effect."""
 
-BROKERS = {"sqs": "SQS", "redis": "Redis", "rabbitmq": "RabbitMQ"}
-"""By name, as the table prints it."""
+BROKERS = {"sqs": "SQS", "redis": "Redis", "rabbitmq": "RabbitMQ"}  # by name, as the table prints it
 
 
 class Kind(StrEnum):

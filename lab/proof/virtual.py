@@ -25,8 +25,7 @@ from greenlet import getcurrent, greenlet
 
 from celery_idempotent import clock
 
-EPOCH = 1_800_000_000
-"""The date when every world begins, in seconds."""
+EPOCH = 1_800_000_000  # the date when every world begins, in seconds
 
 
 class Dead(BaseException):
