@@ -39,14 +39,10 @@ _STRIKES = {Fault.STRUCK_BEFORE_SEND: "before", Fault.STRUCK_IN_FLIGHT: "amid", 
 
 _EARLY, _LATE = tuple(_STRIKES)[:2], tuple(_STRIKES)[1:]
 
-_ORDINARY = set(Fault) - {
-    *_STRIKES,
-    Fault.FORGOTTEN,
-    Fault.UNREADABLE,
-    Fault.PUBLISHED,
-    Fault.CONFIRMED,
-    Fault.WITHDRAWN,
-}
+OF_PUBLISHERS = {Fault.PUBLISHED, Fault.CONFIRMED, Fault.WITHDRAWN}
+"""What changes the record, and is no delivery's request."""
+
+_ORDINARY = set(Fault) - {*_STRIKES, *OF_PUBLISHERS, Fault.FORGOTTEN, Fault.UNREADABLE}
 
 
 class Effect(StrEnum):
@@ -64,16 +60,10 @@ class Effect(StrEnum):
     TRANSACTION = "transaction"
 
 
-_ONCE_WITHOUT_A_RECORD = {
-    Effect.COMMIT,
-    Effect.TRANSACTION,
-    Effect.KEYED_STEP,
-    Effect.WINDOWED_STEP,
-    Effect.FENCED_STEP,
-}
+_REMEMBERED = {Effect.COMMIT, Effect.TRANSACTION, Effect.KEYED_STEP, Effect.WINDOWED_STEP, Effect.FENCED_STEP}
 """Where a second effect is a broken promise even if the store forgot what was not finished: the receiver remembers."""
 
-_ONCE = {*_ONCE_WITHOUT_A_RECORD, Effect.REFUSED_STEP}
+_ONCE = {*_REMEMBERED, Effect.REFUSED_STEP}
 """Where a second effect is a broken promise, whatever the policy says."""
 
 ALONE = (Effect.TOKEN_ALONE, Effect.PROBE_ALONE)
@@ -109,7 +99,7 @@ class Program:
         if self.claims_once is not None:
             return self.claims_once
         if Fault.FORGOTTEN in self.besides:
-            return self.effect in _ONCE_WITHOUT_A_RECORD
+            return self.effect in _REMEMBERED
         return self.policy.on_takeover == "refuse" or self.effect in _ONCE
 
     @property
@@ -168,68 +158,57 @@ class Program:
         return ", ".join(parts)
 
 
+_RERUN, _REFUSE = Policy(), Policy(on_takeover="refuse")
+_LATE_RERUN, _LATE_REFUSE = Policy(deadline=60), Policy(deadline=60, on_takeover="refuse")
+_POISON, _REMEMBERING = Policy(max_takeovers=1), Policy(remember=(Declined,))
 _FORGOTTEN = (Fault.FORGOTTEN,)
 _PUBLISHED = (Fault.PUBLISHED, Fault.PUBLISHED, Fault.WITHDRAWN)
 _CONFIRMED = (Fault.PUBLISHED, Fault.CONFIRMED)
+_TRANSACTIONAL = (Effect.COMMIT, Effect.TRANSACTION)
 
 PROGRAMS = (
-    Program(Policy(on_takeover="refuse")),
-    Program(Policy(on_takeover="refuse"), raises=Declined),
-    Program(Policy(on_takeover="rerun")),
-    Program(Policy(on_takeover="rerun"), raises=Declined),
-    Program(Policy(on_takeover="rerun", remember=(Declined,)), raises=Declined),
-    Program(Policy(on_takeover="rerun"), renews=True),
-    Program(Policy(on_takeover="refuse"), renews=True),
-    *(Program(Policy(), effect=effect) for effect in Effect if effect not in {Effect.BARE, *ALONE}),
-    Program(Policy(), effect=Effect.STEP, raises=Declined),
-    Program(Policy(), effect=Effect.REFUSED_STEP, raises=Declined),
-    Program(Policy(remember=(Declined,)), effect=Effect.STEP, raises=Declined),
+    *(Program(policy, raises=raises) for policy in (_REFUSE, _RERUN) for raises in (None, Declined)),
+    Program(_REMEMBERING, raises=Declined),
+    *(Program(policy, renews=True) for policy in (_RERUN, _REFUSE)),
+    *(Program(_RERUN, effect=effect) for effect in Effect if effect not in {Effect.BARE, *ALONE}),
+    *(Program(_RERUN, effect=effect, raises=Declined) for effect in (Effect.STEP, Effect.REFUSED_STEP)),
+    Program(_REMEMBERING, effect=Effect.STEP, raises=Declined),
     # A body that never ends is not run for ever.
-    Program(Policy(max_takeovers=1), deliveries=3),
+    Program(_POISON, deliveries=3),
     # A body that is late asks before its effect, after it, or in a step that it then records all the same.
-    Program(Policy(deadline=60), renews=True),
-    Program(Policy(deadline=60, on_takeover="refuse"), renews=True),
-    Program(Policy(deadline=60, on_takeover="refuse"), asks=True),
+    *(Program(policy, renews=True) for policy in (_LATE_RERUN, _LATE_REFUSE)),
+    Program(_LATE_REFUSE, asks=True),
     Program(Policy(deadline=60, max_takeovers=1), asks=True, deliveries=3),
-    Program(Policy(deadline=60), effect=Effect.REFUSED_STEP),
-    Program(Policy(deadline=60), effect=Effect.COMMIT),
+    *(Program(_LATE_RERUN, effect=effect) for effect in (Effect.REFUSED_STEP, Effect.COMMIT)),
     # A store that forgets.
-    Program(Policy(on_takeover="refuse"), besides=_FORGOTTEN),
-    Program(Policy(), besides=_FORGOTTEN),
-    Program(Policy(), raises=Declined, besides=_FORGOTTEN),
-    Program(Policy(), renews=True, besides=_FORGOTTEN),
-    Program(Policy(), effect=Effect.REFUSED_STEP, besides=_FORGOTTEN),
-    Program(Policy(), effect=Effect.KEYED_STEP, besides=_FORGOTTEN),
-    Program(Policy(), effect=Effect.FENCED_STEP, besides=_FORGOTTEN),
-    Program(Policy(), effect=Effect.COMMIT, besides=_FORGOTTEN),
-    Program(Policy(), effect=Effect.TRANSACTION, besides=_FORGOTTEN),
+    *(Program(policy, besides=_FORGOTTEN) for policy in (_REFUSE, _RERUN)),
+    Program(_RERUN, raises=Declined, besides=_FORGOTTEN),
+    Program(_RERUN, renews=True, besides=_FORGOTTEN),
+    *(
+        Program(_RERUN, effect=effect, besides=_FORGOTTEN)
+        for effect in (Effect.REFUSED_STEP, Effect.KEYED_STEP, Effect.FENCED_STEP, *_TRANSACTIONAL)
+    ),
     # Somebody else's exceptions in a write.
-    Program(Policy(), besides=_EARLY),
-    Program(Policy(), besides=_LATE),
-    Program(Policy(on_takeover="refuse"), besides=_EARLY),
-    Program(Policy(on_takeover="refuse"), raises=Declined, besides=_LATE),
-    Program(Policy(), effect=Effect.REFUSED_STEP, besides=_LATE),
-    Program(Policy(), effect=Effect.COMMIT, besides=_LATE),
-    Program(Policy(), effect=Effect.TRANSACTION, besides=_LATE),
+    *(Program(_RERUN, besides=strikes) for strikes in (_EARLY, _LATE)),
+    Program(_REFUSE, besides=_EARLY),
+    Program(_REFUSE, raises=Declined, besides=_LATE),
+    *(Program(_RERUN, effect=effect, besides=_LATE) for effect in (Effect.REFUSED_STEP, *_TRANSACTIONAL)),
     # Processes that are provably gone.
-    Program(Policy(), one_machine=True),
-    Program(Policy(on_takeover="refuse"), one_machine=True),
-    Program(Policy(max_takeovers=1), one_machine=True, deliveries=3),
-    Program(Policy(), effect=Effect.COMMIT, one_machine=True),
+    *(Program(policy, one_machine=True) for policy in (_RERUN, _REFUSE)),
+    Program(_POISON, one_machine=True, deliveries=3),
+    Program(_RERUN, effect=Effect.COMMIT, one_machine=True),
     # Publishers record the operation at any time, before their messages and between attempts, and confirm it at any
     # later one or never, or take it back.
-    Program(Policy(), besides=_PUBLISHED),
-    Program(Policy(on_takeover="refuse"), besides=_PUBLISHED),
-    Program(Policy(), raises=Declined, besides=_PUBLISHED),
-    Program(Policy(), effect=Effect.STEP, raises=Declined, besides=_PUBLISHED),
-    Program(Policy(), besides=_CONFIRMED),
-    Program(Policy(on_takeover="refuse"), besides=_CONFIRMED),
-    Program(Policy(), effect=Effect.STEP, raises=Declined, besides=_CONFIRMED),
+    *(Program(policy, besides=said) for said in (_PUBLISHED, _CONFIRMED) for policy in (_RERUN, _REFUSE)),
+    Program(_RERUN, raises=Declined, besides=_PUBLISHED),
+    *(Program(_RERUN, effect=Effect.STEP, raises=Declined, besides=said) for said in (_PUBLISHED, _CONFIRMED)),
     # One key for two kinds of arguments: the second may have it once nothing binds the first, and has its own outcome.
-    Program(Policy(), other_arguments=True, raises=Declined),
-    Program(Policy(), other_arguments=True, besides=_FORGOTTEN),
-    Program(Policy(), other_arguments=True, raises=Declined, effect=Effect.STEP),
-    Program(Policy(), other_arguments=True, raises=Declined, effect=Effect.REFUSED_STEP),
+    Program(_RERUN, other_arguments=True, raises=Declined),
+    Program(_RERUN, other_arguments=True, besides=_FORGOTTEN),
+    *(
+        Program(_RERUN, other_arguments=True, raises=Declined, effect=effect)
+        for effect in (Effect.STEP, Effect.REFUSED_STEP)
+    ),
     # An answer that cannot be read is no outage.
     Program(Policy(on_takeover="refuse", on_outage="run"), besides=(Fault.UNREADABLE,)),
 )
