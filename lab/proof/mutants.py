@@ -86,31 +86,15 @@ _unconditional(
     "release without a condition", "AWS Powertools _delete_record, celery-once, celery-singleton", Status.RELEASED
 )
 _unconditional("renewal without a condition", "celery-redbeat 127", Status.IN_PROGRESS)
-
-
 _mutant("owner is the task id", "celery-heimdall", claim, "decide")(
     lambda right, *args, **nonces: right(*args, **{**nonces, "owner": "the task id"})
 )
-
-
-@_mutant("lost replies are not recognised", "redis-py Lock", claim, "_twice")
-def _(right: Mistake, swap: Any, new: Record, expected: str | None) -> Any:
-    try:
-        return swap(new, expected)
-    except StoreUnavailable:
-        stored = swap(new, expected)
-        mine = stored is not None and stored.revision == new.revision
-        return replace(stored, revision="unrecognised", owner="?") if mine else stored
-
-
 _mutant("release on an error under refuse", "AWS Powertools", delivery, "ending")(
     lambda right, error, **policy: Ending.RELEASE
 )
 _mutant("takeover forgotten", "a model of this protocol", protocol, "_reclaimed")(
     lambda right, seen, claimed: replace(right(seen, claimed), takeovers=0)
 )
-
-
 _mutant("fencing token reset on a claim", "Redisson's fenced lock", protocol, "_reclaimed")(
     lambda right, seen, claimed: replace(right(seen, claimed), fencing_token=claimed.created_at)
 )
@@ -124,6 +108,55 @@ _mutant("fingerprint ignored", "every peer but Powertools", claim, "decide")(
         record, operation._replace(identity=operation.identity._replace(fingerprint=None)), now, **nonces
     )
 )
+_mutant("refuse treated as rerun", "forgotten case", claim, "decide")(
+    lambda right, record, operation, now, **nonces: right(
+        record, operation._replace(policy=replace(operation.policy, on_takeover="rerun")), now, **nonces
+    )
+)
+_mutant("every write believed", "AWS Powertools", claim, "settle")(lambda right, write, stored: Written())
+_mutant("refused step begins without a record", "forgotten write", ProtectedAttempt, "_begun")(
+    lambda right, self, step, call: self._finished(step, call(step))
+)
+_mutant("effect key of the attempt, not of the operation", "task ids as idempotency keys", Attempt, "effect_key")(
+    lambda right, self, name: claim.effect_key(f"{self.key}{self.number}", name)
+)
+_mutant("replays answer with None", "celery-heimdall, AWS Powertools 8090", delivery, "outcome_of")(
+    lambda right, *args: None
+)
+_mutant("vanished record written without a condition", "AWS Powertools _update_record", claim, "_twice")(
+    lambda right, swap, new, expected: right(
+        swap, new, ANY if expected is None and new.status is not Status.IN_PROGRESS else expected
+    )
+)
+_mutant("result of other arguments taken for one's own", "an earlier version", claim, "settle")(
+    lambda right, write, stored: right(replace(write, fingerprint=stored.fingerprint) if stored else write, stored)
+)
+_mutant("declined card keeps its key", "an earlier version", protocol, "is_reused")(
+    lambda right, record, identity: protocol.is_of_others(record, identity.fingerprint)
+)
+_mutant("poison one takeover early", "off by one", protocol, "_is_poison")(
+    lambda right, record, policy: right(replace(record, takeovers=record.takeovers + 1), policy)
+)
+_mutant("struck write given up", "an earlier version", Claim, "uninterrupted")(
+    lambda right, self, act, *args: act(*args)
+)
+_mutant("every try of a completion is another write", "lost nonce", Claim, "_ended")(
+    lambda right, self, status, revision, *kept: lambda record: right(self, status, claim.new_nonce(), *kept)(record)
+)
+_mutant("lease ended without a condition", "huey's flush", delivery, "end_lease")(
+    lambda right, store, record, clock: store.swap(protocol.abandoned(record, store.now(), claim.new_nonce()), ANY)
+)
+_mutant("claim born expired", "an earlier version", Claim, "renew_if_half_over")(lambda right, self: None)
+
+
+@_mutant("lost replies are not recognised", "redis-py Lock", claim, "_twice")
+def _(right: Mistake, swap: Any, new: Record, expected: str | None) -> Any:
+    try:
+        return swap(new, expected)
+    except StoreUnavailable:
+        stored = swap(new, expected)
+        mine = stored is not None and stored.revision == new.revision
+        return replace(stored, revision="unrecognised", owner="?") if mine else stored
 
 
 @_mutant("stale claim after a vanished record", "UpdateItem's upsert", MemoryStore, "swap")
@@ -164,23 +197,10 @@ def _(right: Mistake, *args: Any) -> Any:
         return None
 
 
-_mutant("refuse treated as rerun", "forgotten case", claim, "decide")(
-    lambda right, record, operation, now, **nonces: right(
-        record, operation._replace(policy=replace(operation.policy, on_takeover="rerun")), now, **nonces
-    )
-)
-
-
 @_mutant("body runs without a claim in an outage", "idempotency-kit", Delivery, "run")
 def _(right: Mistake, self: Any, body: Any) -> Any:
     self._policy = replace(self._policy, on_outage="run")
     return right(self, body)
-
-
-_mutant("every write believed", "AWS Powertools", claim, "settle")(lambda right, write, stored: Written())
-_mutant("refused step begins without a record", "forgotten write", ProtectedAttempt, "_begun")(
-    lambda right, self, step, call: self._finished(step, call(step))
-)
 
 
 @_mutant("step in doubt is called again", "forgotten case", attempt, "decide_step")
@@ -189,33 +209,10 @@ def _(right: Mistake, name: str, seen: Any, **more: Any) -> Any:
     return Call() if isinstance(decision, Doubt) else decision
 
 
-_mutant("effect key of the attempt, not of the operation", "task ids as idempotency keys", Attempt, "effect_key")(
-    lambda right, self, name: claim.effect_key(f"{self.key}{self.number}", name)
-)
-
-
 @_mutant("commit without the record's condition", "AWS Powertools", Claim, "commit")
 def _(right: Mistake, self: Any, store: Any, kept: Any, writes: Any) -> Any:
     careless = mock.Mock(swap_with=lambda new, expected, writes: store.swap_with(new, ANY, writes))
     return right(self, careless, kept, writes)
-
-
-_mutant("replays answer with None", "celery-heimdall, AWS Powertools 8090", delivery, "outcome_of")(
-    lambda right, *args: None
-)
-_mutant("vanished record written without a condition", "AWS Powertools _update_record", claim, "_twice")(
-    lambda right, swap, new, expected: right(
-        swap, new, ANY if expected is None and new.status is not Status.IN_PROGRESS else expected
-    )
-)
-
-
-_mutant("result of other arguments taken for one's own", "an earlier version", claim, "settle")(
-    lambda right, write, stored: right(replace(write, fingerprint=stored.fingerprint) if stored else write, stored)
-)
-_mutant("declined card keeps its key", "an earlier version", protocol, "is_reused")(
-    lambda right, record, identity: protocol.is_of_others(record, identity.fingerprint)
-)
 
 
 @_mutant("UNKNOWN left by who was not its owner", "forgotten case", claim, "settle")
@@ -223,17 +220,6 @@ def _(right: Mistake, write: Record, stored: Record | None) -> Any:
     if stored is not None and stored.status is Status.UNKNOWN and write.status in _OUTCOMES:
         return Rebase(stored)
     return right(write, stored)
-
-
-_mutant("poison one takeover early", "off by one", protocol, "_is_poison")(
-    lambda right, record, policy: right(replace(record, takeovers=record.takeovers + 1), policy)
-)
-_mutant("struck write given up", "an earlier version", Claim, "uninterrupted")(
-    lambda right, self, act, *args: act(*args)
-)
-_mutant("every try of a completion is another write", "lost nonce", Claim, "_ended")(
-    lambda right, self, status, revision, *kept: lambda record: right(self, status, claim.new_nonce(), *kept)(record)
-)
 
 
 @_mutant("unreadable answer taken for an outage", "an earlier version", Breaker, "ask")
@@ -251,19 +237,11 @@ def _(right: Mistake, self: Any, operation: Any) -> Any:
     return decision
 
 
-_mutant("lease ended without a condition", "huey's flush", delivery, "end_lease")(
-    lambda right, store, record, clock: store.swap(protocol.abandoned(record, store.now(), claim.new_nonce()), ANY)
-)
-
-
 @_mutant("late outcome thrown away", "forgotten case", Claim, "complete")
 def _(right: Mistake, self: Any, *outcome: Any) -> Any:
     if self.is_late():
         raise DeadlineExceeded(self.key, self.fencing_token)
     return right(self, *outcome)
-
-
-_mutant("claim born expired", "an earlier version", Claim, "renew_if_half_over")(lambda right, self: None)
 
 
 def judge(mutant: Mutant) -> tuple[str, str]:
