@@ -17,14 +17,16 @@ while its body lives on. Who knows for certain that a child is dead may end its 
 import json
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation, abandoned
 from celery_idempotent.protocol.publishing import Announce, Outgoing, confirmed, publication
 from celery_idempotent.protocol.record import Record, Status
-from lab.proof.programs import Effect, Fault, Program
+from lab.proof.programs import OF_PUBLISHERS, Effect, Fault, Program
 from lab.proof.scripted import (
     ANY,
     FENCED_OFF,
@@ -71,9 +73,9 @@ _OF_CALLS: _Fates = {
 
 
 class Violation(Exception):
-    """A rule does not hold; the trace is the way to the world that shows it."""
+    """A rule does not hold; the trace is the way to the world that shows it, and what was done there."""
 
-    def __init__(self, rule: str, trace: tuple[str, ...]) -> None:
+    def __init__(self, rule: str, trace: tuple[str, ...] = ()) -> None:
         super().__init__(rule, trace)
         self.rule = rule
         self.trace = trace
@@ -114,13 +116,13 @@ class Write(NamedTuple):
 class World(NamedTuple):
     """Everything that can be different; records and histories are numbers."""
 
-    record: int
-    now: int
     deliveries: tuple["int | str | Ended", ...]
-    in_flight: frozenset[Write | Call]
     faults_left: int
     besides: tuple[Fault, ...]
-    receiver: _Receiver
+    record: int = 0
+    now: int = 0
+    in_flight: frozenset[Write | Call] = frozenset()
+    receiver: _Receiver = _Receiver()
 
 
 @dataclass(slots=True)
@@ -167,28 +169,20 @@ class Explorer:
         self._record_numbers: dict[Hashable, int] = {None: 0}
         self._histories: list[tuple[int, Any, int] | None] = [None]
         self._history_numbers: dict[tuple[int, Any, int], int] = {}
-        self._requests: dict[tuple[int, int], Write | Look | Call | Gone | Ended] = {}
+        self._request = cache(self._resumed)
         self._answers_alone: dict[Hashable, Ended] = {}
 
-    def explore(self) -> Exploration:
-        """Visit every reachable world once."""
-        with self._deliveries.numbered():
-            self._explore()
-        return self.found
+    def numbered(self) -> AbstractContextManager[None]:
+        """Within the block its deliveries can be run."""
+        return self._deliveries.numbered()
 
     def start(self) -> World:
         """Where everything begins; only within ``numbered()``."""
-        return World(
-            record=0,
-            now=0,
-            deliveries=tuple(self._going_on(number, 0) for number in range(self.found.deliveries)),
-            in_flight=frozenset(),
-            faults_left=self.found.faults,
-            besides=self.program.besides,
-            receiver=_Receiver(),
-        )
+        deliveries = tuple(self._going_on(number, 0) for number in range(self.found.deliveries))
+        return World(deliveries, self.found.faults, self.program.besides)
 
-    def _explore(self) -> None:
+    def explore(self) -> Exploration:
+        """Visit every reachable world once; only within ``numbered()``."""
         start = self.start()
         came_from: dict[World, tuple[World, str] | None] = {start: None}
         waiting = [start]
@@ -201,9 +195,10 @@ class Explorer:
                     if following not in came_from:
                         came_from[following] = (world, label)
                         waiting.append(following)
-            except _Broken as broken:
-                raise Violation(broken.rule, (*_trail(came_from, world), *broken.step)) from None
+            except Violation as broken:
+                raise Violation(broken.rule, (*_trail(came_from, world), *broken.trace)) from None
         self.found.states = len(came_from)
+        return self.found
 
     def _steps(self, world: World) -> Iterator[tuple[str, World]]:
         for number, delivery in enumerate(world.deliveries):
@@ -232,11 +227,11 @@ class Explorer:
         record = self._records[world.record]
         if Fault.FORGOTTEN in world.besides and record is not None and record.status not in _OUTCOMES:
             emptied = world._replace(record=0, now=world.now + _FORGETTING)
-            yield f"the store forgets {self._show(world.record)}", self._besides(emptied, Fault.FORGOTTEN)
+            yield f"the store forgets {self._show(world.record)}", self._spent(emptied, Fault.FORGOTTEN)
 
     def _announcements(self, world: World) -> Iterator[tuple[str, World]]:
         """By somebody who is no delivery; the message is one of those that are delivered."""
-        if not {Fault.PUBLISHED, Fault.CONFIRMED, Fault.WITHDRAWN}.intersection(world.besides):
+        if not OF_PUBLISHERS.intersection(world.besides):
             return
         record, shown = self._records[world.record], self._show(world.record)
         message, policy = f"message {world.besides.count(Fault.PUBLISHED)}", self.program.policy
@@ -246,22 +241,18 @@ class Explorer:
             if Fault.CONFIRMED in world.besides:
                 new = confirmed(record, outgoing, START + world.now, f"{record.revision} confirmed")
                 following = world._replace(record=self._keep(new))
-                yield f"a publisher confirms {shown}", self._besides(following, Fault.CONFIRMED)
+                yield f"a publisher confirms {shown}", self._spent(following, Fault.CONFIRMED)
             if not record.attempts and Fault.WITHDRAWN in world.besides:
-                yield f"a publisher withdraws {shown}", self._besides(world._replace(record=0), Fault.WITHDRAWN)
+                yield f"a publisher withdraws {shown}", self._spent(world._replace(record=0), Fault.WITHDRAWN)
         if Fault.PUBLISHED not in world.besides:
             return
         decision = publication(record, outgoing, START + world.now, publishers_nonce(world.besides))
         if isinstance(decision, Announce):
             if record is not None and decision.record.fencing_token < record.fencing_token:
-                raise _Broken("the fencing token shrank", (f"a publisher records over {shown}",))
+                raise Violation("the fencing token shrank", (f"a publisher records over {shown}",))
             announced = self._keep(decision.record)
             following = world._replace(record=announced)
-            yield f"a publisher records {self._show(announced)}", self._besides(following, Fault.PUBLISHED)
-
-    def _besides(self, world: World, fault: Fault) -> World:
-        self.found.reached[fault] += 1
-        return self._spent(world, fault)
+            yield f"a publisher records {self._show(announced)}", self._spent(following, Fault.PUBLISHED)
 
     def _steps_of(self, world: World, number: int, history: int) -> Iterator[tuple[str, World]]:
         """What a delivery may do next; first what happens if nothing goes wrong."""
@@ -291,7 +282,6 @@ class Explorer:
         worlds = {"before": world, "sent": world._replace(in_flight=world.in_flight | {request}), "after": after}
         for fault, (when, answer) in fates.items():
             if (world.faults_left and fault in self._ordinary) or fault in world.besides:
-                self.found.reached[fault] += 1
                 following = worlds[when]
                 if answer is None:
                     following = following._replace(deliveries=_with(following.deliveries, number, _DEAD))
@@ -300,6 +290,7 @@ class Explorer:
                 yield f"{label}: {fault}", self._spent(following, fault)
 
     def _spent(self, world: World, fault: Fault) -> World:
+        self.found.reached[fault] += 1
         if fault in self._ordinary:
             return world._replace(faults_left=world.faults_left - 1)
         place = world.besides.index(fault)
@@ -319,19 +310,19 @@ class Explorer:
     def _check_write(self, world: World, stored: Record | None, new: Record) -> None:
         step = (f"{self._show(self._keep(stored))} is replaced by {self._show(self._keep(new))}",)
         if new.status in _OUTCOMES and new.steps:
-            raise _Broken("an outcome kept its steps", step)
+            raise Violation("an outcome kept its steps", step)
         if new.status not in _OUTCOMES and new.expires_at is not None:
-            raise _Broken("a record that is no outcome got an expiry", step)
+            raise Violation("a record that is no outcome got an expiry", step)
         if stored is None:
             self.found.noted["an outcome is written where there is nothing"] += new.status in _OUTCOMES
             return
         if stored.status in _OUTCOMES:
-            raise _Broken("a final state was changed", step)
+            raise Violation("a final state was changed", step)
         if new.revision == stored.revision:
-            raise _Broken("a write reused a revision", step)
+            raise Violation("a write reused a revision", step)
         if stored.status is Status.UNKNOWN:
             if new.status not in _OUTCOMES or not _is_by_owner(new) or new.owner != stored.owner:
-                raise _Broken("a final state was changed", step)
+                raise Violation("a final state was changed", step)
             self.found.noted["the owner completes what was UNKNOWN"] += 1
         if new.status is Status.IN_PROGRESS and (new.owner, new.attempts) != (stored.owner, stored.attempts):
             self._check_claim(stored, new, step)
@@ -339,40 +330,39 @@ class Explorer:
             is_dead = world.deliveries[int(_author(stored.owner))] == _DEAD
             is_late = _is_by_owner(new) and world.now >= self._deadline
             if not (is_dead or is_late):
-                raise _Broken("the lease of a living process was ended", step)
+                raise Violation("the lease of a living process was ended", step)
             self.found.noted[
                 "a late attempt ends its lease" if is_late else "the lease of a dead process is ended"
             ] += 1
         elif new.owner != stored.owner or not (_is_by_owner(new) or new.status is Status.UNKNOWN):
-            raise _Broken("an attempt ended another one's claim", step)
+            raise Violation("an attempt ended another one's claim", step)
         elif new.fencing_token != stored.fencing_token:
-            raise _Broken("the fencing token changed without a claim", step)
+            raise Violation("the fencing token changed without a claim", step)
         elif new.status is Status.UNKNOWN and not _is_by_owner(new):
             self._check_giving_up(stored, step)
 
     def _check_claim(self, stored: Record, new: Record, step: tuple[str, ...]) -> None:
         most = self.program.policy.max_takeovers
         if new.fencing_token <= stored.fencing_token:
-            raise _Broken("the fencing token did not grow with a claim", step)
+            raise Violation("the fencing token did not grow with a claim", step)
         if new.takeovers != (stored.takeovers + 1 if stored.status is Status.IN_PROGRESS else 0):
-            raise _Broken("a claim does not say rightly whether it is a takeover", step)
+            raise Violation("a claim does not say rightly whether it is a takeover", step)
         if new.fingerprint != stored.fingerprint and not _is_free(stored):
-            raise _Broken("a claim took the key from other arguments, which bind it", step)
+            raise Violation("a claim took the key from other arguments, which bind it", step)
         if most is not None and new.takeovers > most:
-            raise _Broken("an operation was taken over more often than its policy says", step)
+            raise Violation("an operation was taken over more often than its policy says", step)
 
     def _check_giving_up(self, stored: Record, step: tuple[str, ...]) -> None:
         """By somebody who is not the owner."""
         policy = self.program.policy
         is_poison = policy.max_takeovers is not None and stored.takeovers >= policy.max_takeovers
         if policy.on_takeover == "rerun" and not is_poison:
-            raise _Broken("an operation was given up that may run again", step)
+            raise Violation("an operation was given up that may run again", step)
 
     def _answered(self, world: World, number: int, history: int, answer: Any) -> World:
         known = (history, answer, world.now)
-        following = self._history_numbers.get(known)
-        if following is None:
-            following = self._history_numbers[known] = len(self._histories)
+        following = self._history_numbers.setdefault(known, len(self._histories))
+        if following == len(self._histories):
             self._histories.append(known)
         state = self._going_on(number, following)
         if answer is not Answer.BEGIN and isinstance(asked := self._request(number, history), Write):
@@ -386,31 +376,26 @@ class Explorer:
         if isinstance(state, int):
             is_claim = self._is_bare and stored == new and new.attempts == 1 and new.updated_at == new.created_at
             if is_claim and isinstance(self._request(number, state), Call) and new.lease_until <= START + world.now:
-                raise _Broken("a body began under a lease that was over when it was granted", ())
+                raise Violation("a body began under a lease that was over when it was granted")
         elif state.why == "LeaseLost":
             has_gone = stored is not None and _author(stored.owner) != str(number)
             if new.status in _OUTCOMES and not has_gone:
-                raise _Broken("an outcome was given up, and nobody had taken over", ())
+                raise Violation("an outcome was given up, and nobody had taken over")
         elif state.why == "Struck":
             is_kept = stored is not None and stored.status in _OUTCOMES
             if state.has_done and self.program.has_outcome and not is_kept:
-                raise _Broken("an exception that struck in a write cost a body's outcome", ())
+                raise Violation("an exception that struck in a write cost a body's outcome")
 
     def _going_on(self, number: int, history: int) -> "int | Ended":
         request = self._request(number, history)
         return request if isinstance(request, Ended) else history
 
-    def _request(self, number: int, history: int) -> Write | Look | Call | Gone | Ended:
-        known = (number, history)
-        found = self._requests.get(known)
-        if found is None:
-            answers = self._answers(history)
-            asked = self._deliveries.resume(number, answers)
-            if isinstance(asked, Ended) and asked.why == "KeyReused" and _is_free(answers[-1][0]):
-                raise _Broken("other arguments were refused a key that nothing binds", ())
-            found = Write(self._keep(asked.new), asked.expected, asked.commits) if isinstance(asked, Swap) else asked
-            self._requests[known] = found
-        return found
+    def _resumed(self, number: int, history: int) -> Write | Look | Call | Gone | Ended:
+        answers = self._answers(history)
+        asked = self._deliveries.resume(number, answers)
+        if isinstance(asked, Ended) and asked.why == "KeyReused" and _is_free(answers[-1][0]):
+            raise Violation("other arguments were refused a key that nothing binds")
+        return Write(self._keep(asked.new), asked.expected, asked.commits) if isinstance(asked, Swap) else asked
 
     def _answers(self, history: int) -> list[tuple[Any, int]]:
         answers = []
@@ -421,9 +406,8 @@ class Explorer:
 
     def _keep(self, record: Record | None) -> int:
         twin = None if record is None else json.dumps(record.to_fields())
-        number = self._record_numbers.get(twin)
-        if number is None:
-            number = self._record_numbers[twin] = len(self._records)
+        number = self._record_numbers.setdefault(twin, len(self._records))
+        if number == len(self._records):
             self._records.append(record)
         return number
 
@@ -438,21 +422,21 @@ class Explorer:
         for number, each in enumerate(world.deliveries if self.program.other_arguments else ()):
             told = each.reported if isinstance(each, Ended) else None
             if told and arguments_of(int(told.rpartition(" ")[2])) != arguments_of(number):
-                raise _Broken("a delivery reported the result of other arguments", ())
+                raise Violation("a delivery reported the result of other arguments")
         effects = world.receiver.effects
         self.found.most_effects = max(self.found.most_effects, effects)
         most = self.program.policy.max_takeovers
         if most is not None and effects > most + 1 and self.program.raises is None:
-            raise _Broken("a body that does not end ran more often than its policy says", ())
+            raise Violation("a body that does not end ran more often than its policy says")
         ended = [each for each in world.deliveries if isinstance(each, Ended)]
         if any(each.has_done and each.why == "DeadlineExceeded" for each in ended):
-            raise _Broken("the outcome of a late body was thrown away", ())
+            raise Violation("the outcome of a late body was thrown away")
         if len(reported) > 1:
-            raise _Broken("two deliveries reported different results", ())
+            raise Violation("two deliveries reported different results")
         if reported and not effects:
-            raise _Broken("a result was reported and there was no effect", ())
+            raise Violation("a result was reported and there was no effect")
         if effects > 1 and (self.program.at_most_once or len(world.deliveries) == 1):
-            raise _Broken("an effect that must not be repeated was repeated", ())
+            raise Violation("an effect that must not be repeated was repeated")
         if not any(isinstance(each, int) for each in world.deliveries):
             self._check_end(world, reported)
 
@@ -465,7 +449,7 @@ class Explorer:
         is_late = world.now >= self._lease
         is_hindered = is_late or is_announced or bool(spent.keys() - {Fault.PUBLISHED, Fault.CONFIRMED})
         if not is_hindered and ended <= {"conflict", "LeaseLost"}:
-            raise _Broken("nobody ran, although nobody died and no lease was over", ())
+            raise Violation("nobody ran, although nobody died and no lease was over")
         known = (world.record, world.now, world.receiver)
         if known not in self._answers_alone:
             self._answers_alone[known] = self._alone(world)
@@ -475,9 +459,9 @@ class Explorer:
         if last.why == "KeyReused" and self.program.other_arguments:
             return
         if reported and {last.reported} != reported:
-            raise _Broken(f"a later delivery ended otherwise: {last}", ())
+            raise Violation(f"a later delivery ended otherwise: {last}")
         if last.reported is None and last.why != "OutcomeUnknown" and self.program.has_outcome:
-            raise _Broken(f"the operation is stuck: a later delivery ended as {last.why}", ())
+            raise Violation(f"the operation is stuck: a later delivery ended as {last.why}")
 
     def _alone(self, world: World) -> Ended:
         number = len(world.deliveries)
@@ -488,18 +472,11 @@ class Explorer:
         ended = alone.deliveries[-1]
         assert isinstance(ended, Ended)
         if alone.receiver.effects > 1 and self.program.at_most_once:
-            raise _Broken("an effect that must not be repeated was repeated by a later delivery", ())
+            raise Violation("an effect that must not be repeated was repeated by a later delivery")
         left = self._records[alone.record]
         if ended.why == "OutcomeUnknown" and not (left and left.status is Status.UNKNOWN):
-            raise _Broken("a delivery ended UNKNOWN and no record says so", ())
+            raise Violation("a delivery ended UNKNOWN and no record says so")
         return ended
-
-
-class _Broken(Exception):
-    def __init__(self, rule: str, step: tuple[str, ...]) -> None:
-        super().__init__(rule)
-        self.rule = rule
-        self.step = step
 
 
 def _author(nonce: str) -> str:
@@ -531,4 +508,6 @@ def _trail(came_from: dict[World, tuple[World, str] | None], world: World) -> tu
 
 def explore(program: Program, *, deliveries: int, faults: int) -> Exploration:
     """Explore ``program`` exhaustively; a rule that does not hold is raised as a Violation, with the way there."""
-    return Explorer(program, deliveries, faults).explore()
+    explorer = Explorer(program, deliveries, faults)
+    with explorer.numbered():
+        return explorer.explore()
