@@ -6,10 +6,9 @@ library takes clock and nonces from outside.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from unittest import mock
 
 from celery_idempotent.engine import claim as claim_module
@@ -64,8 +63,7 @@ class CallFailed(Exception):
     """What a body's call raises when it gets no answer, or a refusal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Swap:
+class Swap(NamedTuple):
     """What a delivery asks of the store; ``commits`` an effect in the same step."""
 
     new: Record
@@ -73,13 +71,11 @@ class Swap:
     commits: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """What a transaction asks of the store before it is committed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """What a body asks of the receiver of its effect."""
 
     kind: Literal["act", "act once per key", "act if not fenced off", "fence", "probe"]
@@ -87,15 +83,13 @@ class Call:
     token: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(NamedTuple):
     """What a delivery asks of its machine: whether the process of another delivery, by that one's number, is gone."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """How a delivery ended."""
 
     reported: str | None
@@ -266,10 +260,8 @@ class Deliveries:
         def is_gone(process: str) -> bool:
             return bool(process) and bool(self._script.ask(Gone(int(process))))
 
-        with (
-            mock.patch.object(claim_module, "new_nonce", nonce),
-            mock.patch.object(delivery_module, "is_gone", is_gone),
-        ):
+        nonces = mock.patch.object(claim_module, "new_nonce", nonce)
+        with nonces, mock.patch.object(delivery_module, "is_gone", is_gone):
             yield
 
     def resume(self, number: int, answers: list[tuple[Any, int]]) -> Request:

@@ -7,7 +7,7 @@ it is only compiled and run.
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,11 @@ from lab.folders import temporary_folder
 _SOURCES = Path(__file__).parent.parent / "specification"
 _ANSWERED = ("-f", "!<> answered_last")
 """What must not happen for ever: that the last delivery, which meets no fault, gets no answer."""
+
+
+def defines(values: Mapping[str, object]) -> list[str]:
+    """As options of a preprocessor."""
+    return [f"-D{name}={value}" for name, value in values.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,11 @@ class Bounds:
         return "" if self.broken == "NONE" else self.broken.lower().replace("_", " ")
 
     @property
-    def defined(self) -> Mapping[str, object]:
-        return {
-            "ACTORS": self.actors,
-            "FAULTS": self.faults,
-            "FORGETFUL": int(self.forgetful),
-            "LIVENESS": int(self.liveness),
-            "BROKEN": self.broken,
-        }
+    def options(self) -> tuple[str, ...]:
+        """What Spin is told of them."""
+        bounds = {"ACTORS": self.actors, "FAULTS": self.faults, "BROKEN": self.broken}
+        kinds = {"FORGETFUL": int(self.forgetful), "LIVENESS": int(self.liveness)}
+        return (*defines({**bounds, **kinds}), *_ANSWERED * self.liveness)
 
 
 QUICK = (Bounds(2, 0), Bounds(2, 0, liveness=True))
@@ -56,13 +58,8 @@ LONG = (
     *(Bounds(3, 0, liveness=True), Bounds(2, 1, liveness=True)),
 )
 
-MISTAKES = (
-    *(
-        Bounds(2, 0, broken=each)
-        for each in ("NO_REVISION", "NO_WAITING", "NO_OWNER", "LIVE_RETENTION", "NO_FINGERPRINT")
-    ),
-    Bounds(2, 0, liveness=True, broken="ENDLESS_LEASE"),
-)
+_UNSAFE = ("NO_REVISION", "NO_WAITING", "NO_OWNER", "LIVE_RETENTION", "NO_FINGERPRINT")
+MISTAKES = (*(Bounds(2, 0, broken=each) for each in _UNSAFE), Bounds(2, 0, liveness=True, broken="ENDLESS_LEASE"))
 """What the specification does wrong if it is told to; each must break a promise."""
 
 
@@ -87,14 +84,8 @@ class Found:
         return bool(self.way) == (self.bounds.broken != "NONE")
 
     def as_json(self) -> dict[str, object]:
-        counted = {"states": self.states, "steps": self.steps}
-        return {
-            "bounds": str(self.bounds),
-            "mistake": self.bounds.mistake,
-            **counted,
-            "broken": self.promise,
-            "way": self.way,
-        }
+        tried = {"bounds": str(self.bounds), "mistake": self.bounds.mistake}
+        return {**tried, "states": self.states, "steps": self.steps, "broken": self.promise, "way": self.way}
 
 
 def run(quick: bool, progress: Callable[[object], None] = lambda done: None) -> Iterator[Found]:
@@ -106,34 +97,31 @@ def run(quick: bool, progress: Callable[[object], None] = lambda done: None) -> 
 
 def check(bounds: Bounds) -> Found:
     """Try every order within ``bounds``. The way to what is broken on purpose is the shortest that there is."""
-    order = ["-DNOCLAIM"] if bounds.broken == "NONE" else ["-DBFS"]
-    flags = ["-DNFAIR=6"] if bounds.liveness else ["-DSAFETY", *order]
+    order = "-DNOCLAIM" if bounds.broken == "NONE" else "-DBFS"
+    size = ["-O2", "-DCOLLAPSE"] if bounds.actors + bounds.faults > 2 else ["-O0"]
+    flags = ["-DNFAIR=6"] if bounds.liveness else ["-DSAFETY", order]
     how = ("-a", "-f") if bounds.liveness else ("-n",)
-    few = ["-O2", "-DCOLLAPSE"] if bounds.actors + bounds.faults > 2 else ["-O0"]
-    with checker(bounds.defined, [*few, *flags], _ANSWERED if bounds.liveness else ()) as pan:
-        told = said_by("./pan", "-m100000", *how, folder=pan)
-        states, steps = (
-            round(float(found_in(rf"([\d.e+]+) {name}", told))) for name in ("states, stored", "transitions")
-        )
-        errors, is_cut = (
-            int(found_in(r"errors: (\d+)", told)),
-            "Search not completed" in told or "max search depth" in told,
-        )
-        if is_cut and not errors:
+    with checker(bounds.options, [*size, *flags]) as folder:
+        told = said_by("./pan", "-m100000", *how, folder=folder)
+        is_broken = found_in(r"errors: (\d+)", told) != "0"
+        if not is_broken and ("Search not completed" in told or "max search depth" in told):
             raise RuntimeError(f"not all was tried: {told}")
-        return Found(bounds, states, steps, _way(bounds, pan) if errors else ())
+        way = _way(bounds, folder) if is_broken else ()
+        return Found(bounds, _counted("states, stored", told), _counted("transitions", told), way)
+
+
+def _counted(name: str, told: str) -> int:
+    return round(float(found_in(rf"([\d.e+]+) {name}", told)))
 
 
 @contextmanager
-def checker(defined: Mapping[str, object], flags: list[str], claim: tuple[str, ...] = ()) -> Iterator[Path]:
+def checker(options: Iterable[str], flags: list[str]) -> Iterator[Path]:
     """A folder with the program that Spin makes of the specification, called ``pan``."""
     if absent := [name for name in ("spin", "gcc") if shutil.which(name) is None]:
         raise RuntimeError(f"not installed: {', '.join(absent)}")
     with temporary_folder() as folder:
-        for each in _SOURCES.iterdir():
-            shutil.copy(each, folder)
-        defines = [f"-D{name}={value}" for name, value in defined.items()]
-        said_by("spin", *defines, *claim, "-a", "idempotency.pml", folder=folder)
+        shutil.copytree(_SOURCES, folder, dirs_exist_ok=True)
+        said_by("spin", *options, "-a", "idempotency.pml", folder=folder)
         said_by("gcc", "-w", *flags, "-o", "pan", "pan.c", folder=folder)
         yield folder
 
@@ -147,10 +135,7 @@ def said_by(*command: str, folder: Path) -> str:
 
 
 def _way(bounds: Bounds, folder: Path) -> tuple[str, ...]:
-    defines = [f"-D{name}={value}" for name, value in bounds.defined.items()]
-    told = said_by(
-        "spin", "-t", "-T", "-B", *defines, *(_ANSWERED if bounds.liveness else ()), "idempotency.pml", folder=folder
-    )
+    told = said_by("spin", "-t", "-T", "-B", *bounds.options, "idempotency.pml", folder=folder)
     steps = (line.partition("spin:")[0].strip() for line in told.splitlines())
     return tuple(step for step in steps if step and not step.startswith("Never claim"))
 

@@ -9,8 +9,9 @@ import random
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,14 +24,17 @@ from lab.proof.campaign import opened
 from lab.proof.course import OneDelivery, Task, at_random
 from lab.proof.explorer import Explorer, World, Write
 from lab.proof.mutants import MUTANTS, Mutant
-from lab.proof.programs import Effect, Fault, Program
+from lab.proof.programs import OF_PUBLISHERS, Effect, Fault, Program
 from lab.proof.scripted import START
-from lab.proof.specification import checker, found_in
+from lab.proof.specification import checker, defines, found_in
 from lab.proof.targets import start
 
 _GRACE: int = Operation._field_defaults["grace"]
 _ACTORS = 14
 """As many as a trace may have."""
+
+_READING = defines({"ACTORS": _ACTORS, "FAULTS": 255, "LIVENESS": 0, "BROKEN": "NONE", "TRACE": 1})
+"""As what the specification reads traces."""
 
 _BATCH = 3_000
 """Traces that are judged in one run of the checker."""
@@ -152,25 +156,14 @@ class Judged:
     rejected: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
-        return {
-            **{name: getattr(self, name) for name in ("source", "traces", "lines", "different")},
-            "rejected": len(self.rejected),
-        }
+        return {**asdict(self), "rejected": len(self.rejected)}
 
 
+@dataclass(frozen=True, slots=True)
 class Judge:
-    """The specification, made into a program that reads traces."""
+    """The specification, made into a program that reads traces, in ``folder``."""
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "Judge":
-        defined = {"ACTORS": _ACTORS, "FAULTS": 255, "LIVENESS": 0, "BROKEN": "NONE", "TRACE": 1}
-        self._folder = self._stack.enter_context(checker(defined, ["-O1", "-DSAFETY", "-DNOREDUCE", "-DCOLLAPSE"]))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    folder: Path
 
     def judge(self, source: str, traces: Iterable[Trace]) -> Judged:
         """What the specification says of each; equal ones are judged once."""
@@ -195,7 +188,7 @@ class Judge:
         room = sum(len(each.lines) + _ACTORS for each in batch.values())
         given = "\n".join([f"{room} {len(batch)}", *(" ".join(map(str, each)) for each in batch)])
         command = ("./pan", "-n", "-E", "-m1000000", "-w24")
-        done = subprocess.run(command, cwd=self._folder, input=given, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, cwd=self.folder, input=given, capture_output=True, text=True, check=True)
         if f"judged {len(batch)}\n" not in done.stdout or found_in(r"errors: (\d+)", done.stdout) != "0":
             raise RuntimeError(f"the checker did not judge {len(batch)} traces: {done.stdout[-2000:]}")
         traces = list(batch.values())
@@ -223,15 +216,10 @@ class _Walk(Explorer):
         self._ways: dict[World, list[tuple[World, Any]]] = {}
         self._last: Any = None
 
-    def numbered(self) -> AbstractContextManager[None]:
-        return self._deliveries.numbered()
-
     def walk(self, world: World) -> Iterator[Line]:
         while ways := self._ways_from(world):
             following, heard = self._rng.choice(ways)
-            line = self._line(world, following, heard)
-            if line is not None:
-                yield line
+            yield from self._lines(world, following, heard)
             world = following
 
     def _ways_from(self, world: World) -> list[tuple[World, Any]]:
@@ -247,27 +235,21 @@ class _Walk(Explorer):
         self._last = answer
         return super()._answered(world, number, history, answer)
 
-    def _line(self, world: World, following: World, answer: Any) -> Line | None:
-        pairs = enumerate(zip(world.deliveries, following.deliveries, strict=True))
-        moved = next((number for number, (before, after) in pairs if before != after), None)
-        if moved is None:
-            return None
-        history = world.deliveries[moved]
-        assert isinstance(history, int)
-        request = self._request(moved, history)
-        if not isinstance(request, Write):
-            return None
-        stored: Any = self._records[answer] if isinstance(answer, int) else NO_ANSWER
-        new = self._records[request.record]
-        assert new is not None
-        if self.program.effect is Effect.TRANSACTION and request.commits and stored != new:
-            stored = NO_ANSWER  # its row was locked, and nobody was told by what
-        now = START + world.now + moved * self._deliveries.apart
-        return Line(f"delivery {moved}", new, request.expected, stored, now)
-
-
-_UNSEEN = {Fault.PUBLISHED, Fault.CONFIRMED, Fault.WITHDRAWN}
-"""What changes the record in the explorer, and is nobody's request."""
+    def _lines(self, world: World, following: World, answer: Any) -> Iterator[Line]:
+        """What was asked by the delivery that moved, if one did and it was a write."""
+        for moved, history in enumerate(world.deliveries):
+            if history == following.deliveries[moved] or not isinstance(history, int):
+                continue
+            request = self._request(moved, history)
+            if not isinstance(request, Write):
+                continue
+            stored: Any = self._records[answer] if isinstance(answer, int) else NO_ANSWER
+            new = self._records[request.record]
+            assert new is not None
+            if request.commits and self.program.effect is Effect.TRANSACTION and stored != new:
+                stored = NO_ANSWER  # its row was locked, and nobody was told by what
+            now = START + world.now + moved * self._deliveries.apart
+            yield Line(f"delivery {moved}", new, request.expected, stored, now)
 
 
 def can_be_followed(program: Program) -> bool:
@@ -275,7 +257,7 @@ def can_be_followed(program: Program) -> bool:
     looks = program.effect is Effect.TRANSACTION and Fault.FORGOTTEN in program.besides
     is_open = program.effect is Effect.WINDOWED_STEP or program.policy.on_outage == "run"
     # With a deadline the explorer's deliveries begin when their first request is answered, which has left before.
-    return not (looks or is_open or program.policy.deadline or _UNSEEN.intersection(program.besides))
+    return not (looks or is_open or program.policy.deadline or OF_PUBLISHERS.intersection(program.besides))
 
 
 def walked(number: int, seed: int, scopes: Iterable[tuple[Program, int, int]]) -> Iterator[Trace]:
@@ -329,18 +311,8 @@ def _forgetting(right: Any, record: Record, *more: Any) -> Record:
 UNSEEN = Mutant("steps are lost when a delivery gives up", "no rule of the explorer", claim, "given_up", _forgetting)
 """What an UNKNOWN record must keep for whoever resolves it; only a trace shows that it does not."""
 
-CONTROLS = (
-    UNSEEN,
-    *(
-        next(each for each in MUTANTS if each.name == name)
-        for name in (
-            "owner is the task id",
-            "takeover forgotten",
-            "fencing token reset on a claim",
-            "refuse treated as rerun",
-        )
-    ),
-)
+_SEEN = ("owner is the task id", "takeover forgotten", "fencing token reset on a claim", "refuse treated as rerun")
+CONTROLS = (UNSEEN, *(each for each in MUTANTS if each.name in _SEEN))
 """Of whose traces some must be rejected."""
 
 
@@ -349,7 +321,8 @@ def run(
 ) -> Iterator[Judged]:
     """Judge the explorer's walks and the campaign's operations, and then those of each control."""
     refused = [(each, 2, 1) for each, *_ in scopes if each.effect is Effect.REFUSED_STEP and not each.besides]
-    with Judge() as judge:
+    with checker(_READING, ["-O1", "-DSAFETY", "-DNOREDUCE", "-DCOLLAPSE"]) as folder:
+        judge = Judge(folder)
         yield judge.judge("explorer", walked(walks, seed, scopes))
         for store, number in stores.items():
             yield judge.judge(f"faults, {store}", attacked(number, seed, store))
