@@ -21,8 +21,9 @@
 #define status_of(n) (n == 0 -> NONE : (n == 5 -> UNKNOWN : one_of(n, IN_PROGRESS, COMPLETED, FAILED, RELEASED)))
 #define step_of(n) (n == 0 -> NONE : (n == 1 -> BEGUN : FINISHED))
 #define fits (turn && line(expected) == expected && line(revision) == new.revision && line(owner) == new.owner && \
-  (line(author) == me) && line(token) == new.token && line(takeovers) == new.takeovers && line(arguments) == new.arguments && \
-  status_of(line(status)) == new.status && (step_of(line(step)) == new.step || expected != seen.revision) && line(lapses) == new.over)
+  line(author) == me && status_of(line(status)) == new.status && line(lapses) == new.over && \
+  (expected != seen.revision || step_of(line(step)) == new.step && line(token) == new.token && \
+   line(takeovers) == new.takeovers && line(arguments) == new.arguments))
 #define after (store.revision == expected -> new.revision : store.revision)
 #define next c_code { take(A_TRACE); now.at[A_PROCESS]++; now.position++; }
 #define ANSWERED (fits && line(answered) && line(answer) == after) -> \
