@@ -135,8 +135,6 @@ class Runtime:
         self._app = app
         self._opening = threading.Lock()
         self._last_opened: StoreHandle | None = None
-        self._names: list[str] = []  # of the setting of the store, in settings of this form
-        self._form: Any = None
         self._codecs: dict[bool, Codec] = {}
 
     def check(self) -> None:
@@ -153,7 +151,7 @@ class Runtime:
     @property
     def opened(self) -> StoreHandle:
         """The store and its breaker, by one look at the settings."""
-        setting, opened = self._store_setting(), self._last_opened
+        setting, opened = self._app.conf.get("idempotency_store"), self._last_opened
         if opened is None or opened.setting is not setting:
             with self._opening:
                 # Another thread may have opened it meanwhile; a computed setting is an equal value at each access.
@@ -165,19 +163,6 @@ class Runtime:
                     if before is not None:
                         before.close()  # attempts that began in it connect again
         return opened
-
-    def _store_setting(self) -> Any:
-        # As conf.get("idempotency_store"); Celery makes the names that it looks for anew each time.
-        conf = self._app.conf
-        if self._form != (form := (conf.prefix, conf.key_t, conf._keys)):
-            self._names, self._form = list(map(conf._key, conf._to_keys("idempotency_store"))), form
-        for mapping in conf.maps:
-            for name in self._names:
-                try:
-                    return mapping[name]
-                except KeyError:
-                    pass
-        return None
 
     def around(self, store: Store) -> Store:
         """``store`` with what two settings put around it; ``PolicyError`` where one of them cannot be used."""
