@@ -15,7 +15,20 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from lab import tether
-from lab.proof import campaign, table
+from lab.proof import (
+    baselines,
+    campaign,
+    failover,
+    flaws,
+    recovery,
+    simulation,
+    soak,
+    specification,
+    strikes,
+    sweep,
+    table,
+    traces,
+)
 from lab.proof.explorer import Exploration, Violation, explore
 from lab.proof.mutants import MUTANTS, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
@@ -55,7 +68,7 @@ _quick = click.option("--quick", is_flag=True, help="A shorter form, for continu
 _seed = click.option("--seed", default=SEED, show_default=True, help="Chooses what is random.")
 
 
-def _stores(names: Iterable[str], chosen: Iterable[str] | None = None) -> Callable[[Callable[..., None]], Any]:
+def _choose_stores(names: Iterable[str], chosen: Iterable[str] | None = None) -> Callable[[Callable[..., None]], Any]:
     """The option that chooses among stores; by default all."""
     listed, shown = tuple(names), tuple(chosen or names)
     text = f"Which store; may be repeated. Default: {', '.join(shown)}."
@@ -81,30 +94,28 @@ def main(context: click.Context, publish: bool) -> None:
 @click.pass_context
 def everything(context: click.Context, quick: bool, seed: int) -> None:
     """All of these but the soak, and the table of them."""
-    context.invoke(specification, quick=quick)
-    context.invoke(traces, quick=quick, seed=seed)
-    context.invoke(explorer, quick=quick)
-    context.invoke(mutants)
-    context.invoke(oracle, examples=50 if quick else 500)
-    context.invoke(sweep, quick=quick)
-    context.invoke(strikes, every=11 if quick else 1)
-    context.invoke(faults, stores=tuple(TARGETS), faulted=1_000 if quick else 20_000, first=0, seed=seed)
-    context.invoke(failover, quick=quick)
-    context.invoke(fleet, seeds=2 if quick else 100, seed=seed)
+    context.invoke(check_specification, quick=quick)
+    context.invoke(judge_traces, quick=quick, seed=seed)
+    context.invoke(explore_programs, quick=quick)
+    context.invoke(judge_mutants)
+    context.invoke(follow_oracle, examples=50 if quick else 500)
+    context.invoke(sweep_stores, quick=quick)
+    context.invoke(strike_lines, every=11 if quick else 1)
+    context.invoke(inject_faults, stores=tuple(TARGETS), faulted=1_000 if quick else 20_000, first=0, seed=seed)
+    context.invoke(fail_over, quick=quick)
+    context.invoke(simulate_fleet, seeds=2 if quick else 100, seed=seed)
     if not quick:
-        context.invoke(recovery, seed=seed)
-        context.invoke(baselines, seed=seed)
+        context.invoke(measure_recovery, seed=seed)
+        context.invoke(try_baselines, seed=seed)
     context.invoke(print_table)
 
 
-@main.command()
+@main.command("specification")
 @_quick
-def specification(quick: bool) -> None:
+def check_specification(quick: bool) -> None:
     """Every order of everything that the specification allows, by Spin, and the mistakes that it must find."""
-    from lab.proof import specification as module
-
-    with _told("specification") as tell:
-        found = list(module.run(quick, tell))
+    with _show_progress("specification") as tell:
+        found = list(specification.run(quick, tell))
     columns = ("bounds", "mistake on purpose", "states", "steps", "broken promise")
     rows = [(str(each.bounds), each.bounds.mistake, each.states, each.steps, each.promise) for each in found]
     console.print(a_table("The specification, in every order", columns, rows))
@@ -115,19 +126,17 @@ def specification(quick: bool) -> None:
     _unless((f"{each.bounds}, {each.bounds.broken}" for each in found if not each.is_right), "not as it must be")
 
 
-@main.command()
+@main.command("traces")
 @_quick
 @_seed
-def traces(quick: bool, seed: int) -> None:
+def judge_traces(quick: bool, seed: int) -> None:
     """What the production code did under the explorer and under faults, judged by the specification."""
-    from lab.proof import traces as module
-
     scoped = [(program, *scope) for program in PROGRAMS for scope in scopes(program, quick)]
     stores = {"memory": 300} if quick else {"memory": 20_000, **dict.fromkeys(("sqlite", "postgres", "redis"), 1_000)}
-    found = list(_counted(module.run(scoped, seed, 20 if quick else 5_000, stores), "traces"))
+    found = list(_count(traces.run(scoped, seed, 20 if quick else 5_000, stores), "traces"))
     rows = [(each.source, each.traces, each.lines, each.different, len(each.rejected)) for each in found]
     console.print(a_table("Traces", ("source", "traces", "lines", "different traces", "rejected"), rows))
-    ours, controls = found[: -len(module.CONTROLS)], found[-len(module.CONTROLS) :]
+    ours, controls = found[: -len(traces.CONTROLS)], found[-len(traces.CONTROLS) :]
     for each in found:
         console.print("\n".join(each.rejected[:1]), highlight=False)
     _keep(
@@ -138,12 +147,12 @@ def traces(quick: bool, seed: int) -> None:
     _unless((each.source for each in controls if not each.rejected), "not rejected")
 
 
-@main.command()
+@main.command("explorer")
 @_quick
-def explorer(quick: bool) -> None:
+def explore_programs(quick: bool) -> None:
     """All interleavings of two deliveries and two faults, or of three deliveries, on the production code."""
     scoped = [(program, *scope) for program in PROGRAMS for scope in scopes(program, quick)]
-    found = list(_in_processes(_explored, scoped, "exploring"))
+    found = list(_in_processes(_explore, scoped, "exploring"))
     columns = ("program", "deliveries", "faults", "worlds", "steps", "most effects")
     rows = [(*each.scope, each.states, each.transitions, each.most_effects) for each in found]
     console.print(a_table("Every interleaving: no rule was broken", columns, rows))
@@ -155,10 +164,10 @@ def explorer(quick: bool) -> None:
     _unless(missed, "never reached, so it proves nothing")
 
 
-@main.command()
-def mutants() -> None:
+@main.command("mutants")
+def judge_mutants() -> None:
     """Broken variants of the production code; each must be noticed."""
-    verdicts = list(_in_processes(_judged, range(len(MUTANTS)), "judging mutants"))
+    verdicts = list(_in_processes(_judge_mutant, range(len(MUTANTS)), "judging mutants"))
     rows = [(each["name"], each["seen in"], each["by"] or "NOBODY", each["evidence"]) for each in verdicts]
     columns = ("mutant", "seen in", "noticed by", "evidence")
     console.print(a_table("Mutants of the production code", columns, rows))
@@ -166,13 +175,11 @@ def mutants() -> None:
     _unless((each["name"] for each in verdicts if not each["by"]), "nobody noticed")
 
 
-@main.command()
-@_stores(ALL)
+@main.command("oracle")
+@_choose_stores(ALL)
 @click.option("--examples", default=500, show_default=True, help="Runs of 30 steps in each store.")
-def oracle(stores: Iterable[str], examples: int) -> None:
+def follow_oracle(stores: Iterable[str], examples: int) -> None:
     """Every store beside a small oracle; stores that are broken on purpose must be noticed."""
-    from lab.proof import flaws
-
     followed: list[dict[str, object]] = []
     judged: list[dict[str, object]] = []
     for store in _present(stores):
@@ -188,92 +195,82 @@ def oracle(stores: Iterable[str], examples: int) -> None:
     _unless((f"{each['store']}: {each['flaw']}" for each in judged if not each["noticed"]), "nobody noticed")
 
 
-@main.command()
-@_stores(ALL)
+@main.command("sweep")
+@_choose_stores(ALL)
 @_quick
-def sweep(stores: Iterable[str], quick: bool) -> None:
+def sweep_stores(stores: Iterable[str], quick: bool) -> None:
     """SIGKILL at every point, pair of points and system call of an attempt, and within every kind of effect."""
-    from lab.proof import sweep as module
-
     for store in _present(stores):
         how = "singles" if quick else "points"
-        with _told(f"crash sweep, {store}") as progress:
-            rows = module.run(store, progress, how)
+        with _show_progress(f"crash sweep, {store}") as progress:
+            rows = sweep.run(store, progress, how)
         _campaign(f"crash_sweep_{store}", rows)
-        with _told(f"effects, {store}") as progress:
-            rows = module.sweep(how, module.kinds_of(store), target=store, progress=progress).rows
+        with _show_progress(f"effects, {store}") as progress:
+            rows = sweep.sweep(how, sweep.kinds_of(store), target=store, progress=progress).rows
         _campaign(f"effects_{store}", rows)
 
 
-@main.command()
+@main.command("strikes")
 @click.option("--every", default=1, show_default=True, help="Strike at every so many lines.")
-def strikes(every: int) -> None:
+def strike_lines(every: int) -> None:
     """Raise an exception of somebody else's at every line of the library, in every kind of call."""
-    from lab.proof import strikes as module
-
-    with _told("strikes") as progress:
-        found = module.run(progress, every)
+    with _show_progress("strikes") as progress:
+        found = strikes.run(progress, every)
     for each in found.problems[:20]:
         console.print(f"BROKEN {each.task}: {'; '.join(each.problems)}")
     _campaign("strikes", found.rows)
 
 
-@main.command()
-@_stores(TARGETS)
+@main.command("faults")
+@_choose_stores(TARGETS)
 @click.option("--faulted", default=5_000, show_default=True, help="How many operations meet a fault on each store.")
 @click.option("--first", default=0, show_default=True, help="Number of the first plan: to go on, or to see one again.")
 @_seed
-def faults(stores: Iterable[str], faulted: int, first: int, seed: int) -> None:
+def inject_faults(stores: Iterable[str], faulted: int, first: int, seed: int) -> None:
     """Faults at every write on each store."""
     for store in _present(stores):
-        with _told(f"faults, {store}") as progress:
+        with _show_progress(f"faults, {store}") as progress:
             found = campaign.run(store, faulted, seed, progress, first=first)
         for each in found.problems[:10]:
             console.print(f"BROKEN number {each.group} of seed {seed}, {each.task}: {'; '.join(each.problems)}")
         _campaign(f"faults_{store}", found.rows, reached=dict(sorted(found.reached.items())))
 
 
-@main.command()
+@main.command("soak")
 @click.option("--minutes", default=5.0, show_default=True, help="How long the fire lasts, for each store.")
 @_seed
-@_stores([each for each in ALL if each not in {"redis-cluster", "sqlite"}], ["dynamodb"])
+@_choose_stores([each for each in ALL if each not in {"redis-cluster", "sqlite"}], ["dynamodb"])
 @click.option("--broker", default="sqs", show_default=True, type=click.Choice(["sqs", "redis", "rabbitmq"]))
-def soak(minutes: float, seed: int, stores: Iterable[str], broker: str) -> None:
+def soak_workers(minutes: float, seed: int, stores: Iterable[str], broker: str) -> None:
     """Real prefork workers on a real broker, while nemeses kill, stop and cut off."""
-    from lab.proof import soak as module
-
     for store in _present(stores):
-        with _told(f"soak, {store}, {broker}") as progress:
-            rows = module.run(minutes, seed, progress, store=store, broker=broker)
+        with _show_progress(f"soak, {store}, {broker}") as progress:
+            rows = soak.run(minutes, seed, progress, store=store, broker=broker)
         _campaign(f"soak_{store}" if broker == "sqs" else f"soak_{store}_{broker}", rows)
 
 
-@main.command()
+@main.command("fleet")
 @click.option("--seeds", default=20, show_default=True, help="How many hours.")
 @_seed
-def fleet(seeds: int, seed: int) -> None:
+def simulate_fleet(seeds: int, seed: int) -> None:
     """Hours of 50 workers under one virtual clock, with deaths, stalls and outages; mistakes must be noticed."""
-    from lab.proof import simulation as module
-
     began = time.monotonic()
-    hours = list(_in_processes(module.hour, range(seed, seed + seeds), "hours of a fleet"))
-    controls = list(_in_processes(module.flawed, module.FLAWS, "their controls"))
+    hours = list(_in_processes(simulation.hour, range(seed, seed + seeds), "hours of a fleet"))
+    controls = list(_in_processes(simulation.flawed, simulation.FLAWS, "their controls"))
     for number, counts in enumerate(hours, seed):
         console.print(*(f"hour {number}: {each}" for each in counts if "BROKEN" in each), sep="\n", end="")
     common: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": seed}
-    blind = module.row(controls, system=CONTROL, **{**common, "store": f"virtual, {len(controls)} mistakes"})
-    _campaign("fleet", [module.row(hours, system="celery-idempotent", **common), blind], hours=seeds)
-    _unless((name for name, counts in zip(module.FLAWS, controls, strict=True) if not counts), "nobody noticed")
+    blind = simulation.row(controls, system=CONTROL, **{**common, "store": f"virtual, {len(controls)} mistakes"})
+    _campaign("fleet", [simulation.row(hours, system="celery-idempotent", **common), blind], hours=seeds)
+    _unless((name for name, counts in zip(simulation.FLAWS, controls, strict=True) if not counts), "nobody noticed")
 
 
-@main.command()
+@main.command("recovery")
 @_seed
-def recovery(seed: int) -> None:
+def measure_recovery(seed: int) -> None:
     """Kill pool processes, workers and machines, and measure how long their operations stand still."""
-    from lab.proof import recovery as module
-
-    with _told("recovery") as progress:
-        found = module.run(seed, progress)
+    with _show_progress("recovery") as progress:
+        found = recovery.run(seed, progress)
     told = [each.as_json() for each in found]
     _keep("recovery", {"seed": seed, "recoveries": told})
     columns = ("death", "system", "broker", "lease", "operations", "p50", "p95", "max", "after lease", "conflicts")
@@ -283,14 +280,12 @@ def recovery(seed: int) -> None:
         raise click.ClickException(f"{wrong} operations without an effect or with several, {early} before their lease")
 
 
-@main.command()
+@main.command("failover")
 @_quick
-def failover(quick: bool) -> None:
+def fail_over(quick: bool) -> None:
     """Promote replicas of Valkey and PostgreSQL that lack what was acknowledged, under real workers."""
-    from lab.proof import failover as module
-
-    with _told("failover") as progress:
-        found = module.run(module.plan(quick=quick), progress)
+    with _show_progress("failover") as progress:
+        found = failover.run(failover.plan(quick=quick), progress)
     told = [each.figures for each in found]
     columns = ("pair", "primary", "promotions", "operations", "lost", "different", "stuck", "p50", "max")
     title = "From the loss of a primary until all is well, in seconds"
@@ -298,14 +293,12 @@ def failover(quick: bool) -> None:
     _campaign("failover", [row for each in found for row in each.rows], failovers=told)
 
 
-@main.command()
+@main.command("baselines")
 @_seed
-def baselines(seed: int) -> None:
+def try_baselines(seed: int) -> None:
     """Plain Celery, celery-once, celery-singleton and AWS Powertools under the same fire."""
-    from lab.proof import baselines as module
-
-    with _told("baselines") as progress:
-        rows = module.run(seed, progress)
+    with _show_progress("baselines") as progress:
+        rows = baselines.run(seed, progress)
     _campaign("baselines", rows)
 
 
@@ -347,7 +340,7 @@ def _campaign(name: str, rows: list[Row], **besides: object) -> None:
 
 
 @contextmanager
-def _told(label: str) -> Iterator[Callable[[object], None]]:
+def _show_progress(label: str) -> Iterator[Callable[[object], None]]:
     """Takes how many tasks are done since the last call, or news in a line; what is broken stays on the screen."""
     done = 0
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
@@ -363,8 +356,8 @@ def _told(label: str) -> Iterator[Callable[[object], None]]:
         yield tell
 
 
-def _counted(items: Iterable[A], label: str) -> Iterator[A]:
-    with _told(label) as tell:
+def _count(items: Iterable[A], label: str) -> Iterator[A]:
+    with _show_progress(label) as tell:
         for item in items:
             tell(1)
             yield item
@@ -372,10 +365,10 @@ def _counted(items: Iterable[A], label: str) -> Iterator[A]:
 
 def _in_processes(work: Callable[[A], B], items: Iterable[A], label: str) -> Iterator[B]:
     with ProcessPoolExecutor() as pool:
-        yield from _counted(pool.map(work, items), label)
+        yield from _count(pool.map(work, items), label)
 
 
-def _explored(scope: tuple[Program, int, int]) -> Exploration:
+def _explore(scope: tuple[Program, int, int]) -> Exploration:
     program, deliveries, faults = scope
     return explore(program, deliveries=deliveries, faults=faults)
 
@@ -389,7 +382,7 @@ def _way_to_two(program: Program) -> str:
     raise click.ClickException(f"{program.name}: no way to a second effect was found, so the explorer is blind")
 
 
-def _judged(number: int) -> dict[str, str]:
+def _judge_mutant(number: int) -> dict[str, str]:
     # By number and as words: what a mutant replaces cannot be sent to another process.
     mutant = MUTANTS[number]
     by, evidence = judge(mutant)
