@@ -19,7 +19,7 @@ from lab.proof import (
     baselines,
     campaign,
     failover,
-    flaws,
+    oracle,
     recovery,
     simulation,
     soak,
@@ -30,6 +30,7 @@ from lab.proof import (
     traces,
 )
 from lab.proof.explorer import Exploration, Violation, explore
+from lab.proof.flaws import STORE_FLAWS
 from lab.proof.mutants import MUTANTS, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
 from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, a_table, as_table
@@ -184,11 +185,11 @@ def follow_oracle(stores: Iterable[str], examples: int) -> None:
     judged: list[dict[str, object]] = []
     for store in _present(stores):
         with start(store) as url:
-            flaws.follow(url, examples=examples)
-            followed.append({"store": TARGETS[store].label, "runs": examples, "steps": flaws.STEPS})
-            console.print(f"{store}: {examples} runs of {flaws.STEPS} steps agree with the oracle")
-            for flaw in [name for name, each in flaws.STORE_FLAWS.items() if store in each.stores]:
-                noticed = dict(flaws.judge(store, url, flaw))
+            oracle.follow(url, examples=examples)
+            followed.append({"store": TARGETS[store].label, "runs": examples, "steps": oracle.STEPS})
+            console.print(f"{store}: {examples} runs of {oracle.STEPS} steps agree with the oracle")
+            for flaw in [name for name, each in STORE_FLAWS.items() if store in each.stores]:
+                noticed = dict(oracle.judge(store, url, flaw))
                 judged.append({"store": TARGETS[store].label, "flaw": flaw, "noticed": noticed})
                 console.print(f"{store}, broken: {flaw}: noticed by {', '.join(noticed) or 'NOBODY'}")
     _keep("oracle", {"followed": followed, "broken stores": judged})

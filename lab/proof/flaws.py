@@ -1,34 +1,24 @@
-"""Stores that are broken on purpose, to show that a campaign can see, and who notices them.
+"""Stores that are broken on purpose, to show that a campaign can see.
 
 The first kind stands between a delivery and any store, with one rule of the library undone. The second is a real store
 with its own script or statements changed: what somebody could get wrong who writes them anew.
 """
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hypothesis import Phase
 from sqlalchemy import bindparam, literal_column, or_, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
-from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis import store as redis_module
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.stores.sql.schema import KEY
-from celery_idempotent.testing import StoreContract, StoreWrapper
-from lab.proof.machine import run_machine
-
-STEPS = 30  # of each run of the state machine over a real server
-_NOTICED = (AssertionError, StoreMisconfigured)
-"""A record in which fields of two writes are mixed is refused when it is read, before anybody compares it."""
+from celery_idempotent.testing import StoreWrapper
 
 
 class _CompletesUnconditionally(StoreWrapper):
@@ -165,47 +155,3 @@ FLAWS: Mapping[str, Callable[[Any], Store]] = {
     **{name: each.undo for name, each in STORE_FLAWS.items()},
 }
 """All of them."""
-
-
-def follow(url: str, *, examples: int, flaw: str = "none", phases: tuple[Phase, ...] = tuple(Phase)) -> None:
-    """Drive the store at ``url`` beside the oracle, in so many runs of :data:`STEPS` steps."""
-    with closing(_opened(url, flaw)) as store:
-        run_machine(lambda: store, examples=examples, steps=STEPS, phases=phases)
-
-
-def judge(target: str, url: str, flaw: str) -> Iterator[tuple[str, str]]:
-    """Who notices a store of that kind which is broken so, and by what; the quickest first."""
-    for by, look in (("races", _races), ("oracle", _oracle), ("crash sweep", _sweep)):
-        if evidence := look(target, url, flaw):
-            yield by, evidence
-
-
-def _races(target: str, url: str, flaw: str) -> str:
-    race = StoreContract().test_calls_at_once_have_one_history
-    with closing(_opened(url, flaw)) as store:
-        try:
-            race(store)
-        except _NOTICED:
-            return (inspect.getdoc(race) or "a race").splitlines()[0]
-    return ""
-
-
-def _oracle(target: str, url: str, flaw: str) -> str:
-    try:
-        follow(url, examples=60, flaw=flaw, phases=(Phase.generate,))
-    except _NOTICED:
-        return "a reply or a stored record differs"
-    return ""
-
-
-def _sweep(target: str, url: str, flaw: str) -> str:
-    from lab.proof.sweep import sweep  # which takes flaws
-
-    found = sweep("brief", target=target, url=url, flaw=flaw).problems
-    return f"{found[0].problems[0]} ({found[0].task})" if found else ""
-
-
-def _opened(url: str, flaw: str) -> Store:
-    store = open_store(url)
-    store.provision()  # before it is broken: it tries the store out, and would refuse some mistakes
-    return FLAWS[flaw](store)

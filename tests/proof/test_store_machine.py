@@ -3,8 +3,9 @@
 import pytest
 
 from celery_idempotent.stores.memory import MemoryStore
-from lab.proof.flaws import STORE_FLAWS, follow, judge
+from lab.proof.flaws import STORE_FLAWS
 from lab.proof.machine import run_machine
+from lab.proof.oracle import follow, judge
 from lab.proof.targets import ALL
 from tests.support.stores import a_store
 
