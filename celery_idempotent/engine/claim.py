@@ -202,7 +202,9 @@ class Claim:
     its body.
     """
 
-    _lost = _settled = False
+    _settled = False
+    #: What a write met that did not win: whatever the body does then, there is nothing left to give back.
+    _lost: Superseded | Lost | None = None
     _interruption: BaseException | None = None
     #: Undoes a transaction that the body has left open, as a signal struck before it could be ended.
     undo: Callable[[], None] | None = None
@@ -251,11 +253,11 @@ class Claim:
 
     def ensure_owned(self) -> None:
         """Return if this attempt still owns its key; it asks the store once the lease is over by the local clock."""
-        if not self._lost:
+        if self._lost is None:
             self._ensure_early()
             if self._clock.monotonic() >= self._owned_until:
                 self._go_on(self._renewal())
-        if self._lost:
+        if self._lost is not None:
             raise LeaseLost(self.key, self.fencing_token)
 
     @property
@@ -282,7 +284,7 @@ class Claim:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to renew: the attempt is settled, lost, or known to be late."""
-        return self._settled or self._lost or self._told_late.locked()
+        return self._settled or self._lost is not None or self._told_late.locked()
 
     def renew_if_half_over(self) -> None:
         """Renew a lease that is half over when the reply to the claim arrives: the clock had fallen behind."""
@@ -427,16 +429,16 @@ class Claim:
 
     def release(self) -> WriteResult:
         """Give the claim back, if it is still ours; after ``StoreUnavailable`` it ends with its lease at the latest."""
-        return self.uninterrupted(self._end, lambda record: released(record, self.store.now(), self._last))
+        return self._give_back(lambda record: released(record, self.store.now(), self._last))
 
     def abandon(self) -> WriteResult:
         """End the claim as if its process had died: the next attempt is a takeover; raises as :meth:`release` does."""
         revision = new_nonce()  # it changes no status, so by the other one it would pass for every end
-        return self.uninterrupted(self._end, lambda record: abandoned(record, self.store.now(), revision))
+        return self._give_back(lambda record: abandoned(record, self.store.now(), revision))
 
     def give_up(self, reason: str) -> WriteResult:
         """Mark the outcome UNKNOWN, if the claim is still ours; raises as :meth:`release` does."""
-        return self.uninterrupted(self._end, lambda record: given_up(record, self.store.now(), self._last, reason))
+        return self._give_back(lambda record: given_up(record, self.store.now(), self._last, reason))
 
     def _checkpoint(self, name: str, state: Begun | Finished | None) -> _Transition:
         plain = None if state is None else to_plain(state)
@@ -535,7 +537,7 @@ class Claim:
     def _go_on(self, transition: _Transition, swap: _Swap | None = None) -> WriteResult:
         """Write without ending the claim."""
         with self._writing:
-            if self._settled or self._lost:
+            if self._settled or self._lost is not None:
                 return Lost()
             asked_at, now = self._clock.monotonic(), self.store.now()
             settlement = self._write(transition, swap)
@@ -546,16 +548,23 @@ class Claim:
                 case Superseded(record) if record.owner == self._record.owner:
                     self._settled = True  # our own completion, whose reply was lost
                 case Superseded() | Lost():
-                    self._lost = True
+                    self._lost = settlement
                 case unreachable:
                     assert_never(unreachable)
             return settlement
 
-    def _end(self, transition: _Transition, swap: _Swap | None = None) -> WriteResult:
+    def _give_back(self, transition: _Transition) -> WriteResult:
+        """End without an outcome. A claim that is known to be lost is nobody's to give back, so nothing is asked."""
+        return self.uninterrupted(partial(self._end, transition, is_outcome=False))
+
+    def _end(self, transition: _Transition, swap: _Swap | None = None, *, is_outcome: bool = True) -> WriteResult:
         if self.undo is not None:
             self.undo()
         with self._writing:
-            settlement = self._write(transition, swap)
+            lost = None if is_outcome else self._lost
+            settlement = lost or self._write(transition, swap)
+            if not isinstance(settlement, Written):
+                self._lost = settlement
             self._settled = True
             return settlement
 

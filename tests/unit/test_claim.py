@@ -327,6 +327,16 @@ def test_zombie_that_knows_of_its_loss_asks_no_more(scene: Scene, is_completed: 
         assert stale.complete(ONE) == Superseded(scene.record)
 
 
+@pytest.mark.parametrize("end", [*ENDS[2:], lambda claim: claim.abandon()])
+def test_zombie_that_knows_of_its_loss_gives_nothing_back(scene: Scene, end: Any) -> None:
+    """What it wrote where the store forgot its successor's record would cost that one its outcome."""
+    stale, successor = claimed(scene), taken_over(scene)
+    stale.renew()
+    scene.store.delete("k", scene.record.revision)
+    assert (end(stale), scene.status) == (Lost(), None)
+    assert (successor.complete(TWO), scene.record.result) == (Written(), TWO.data)
+
+
 @pytest.mark.parametrize(
     "write", [ENDS[0], ENDS[2], lambda claim: claim.ensure_owned(), lambda claim: claim.finish_step("a", Finished(ONE))]
 )
