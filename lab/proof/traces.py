@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from celery_idempotent.engine import claim
+from celery_idempotent.engine.claim import Claim
 from celery_idempotent.protocol.operation import Operation, is_forgotten
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
@@ -303,13 +303,12 @@ def attacked(number: int, seed: int, target: str) -> Iterator[Trace]:
             yield Trace(f"{target}, plan {each} of seed {seed}", plan.promise.policy, Effect.BARE, tuple(lines))
 
 
-def _forgetting(right: Any, record: Record, *more: Any) -> Record:
-    lost: Record = right(record.but(steps={}), *more)
-    return lost
+def _given_back(right: Any, claimed: Claim, transition: Any) -> Any:
+    return claimed.uninterrupted(claimed._end, transition)
 
 
-UNSEEN = Mutant("steps are lost when a delivery gives up", "no rule of the explorer", claim, "given_up", _forgetting)
-"""What an UNKNOWN record must keep for whoever resolves it; only a trace shows that it does not."""
+UNSEEN = Mutant("a lost claim is given back", "no rule of the explorer", Claim, "_give_back", _given_back)
+"""As it once was, and only traces showed it: where a store has forgotten the successor's record, that one loses."""
 
 _SEEN = ("owner is the task id", "takeover forgotten", "fencing token reset on a claim", "refuse treated as rerun")
 CONTROLS = (UNSEEN, *(each for each in MUTANTS if each.name in _SEEN))

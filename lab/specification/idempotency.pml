@@ -145,10 +145,13 @@ own: do
               kind != COMMIT && ending == COMPLETED) ->
        finish(COMPLETED); request("%d completes\n"); settle() }
   :: atomic { may_end(FAILED) && !doubt -> finish(FAILED); request("%d fails for good\n"); settle() }
-  :: atomic { may_end(RELEASED) && faulty && !(refuse && done) -> finish(RELEASED); request("%d releases\n"); settle() }
-  :: atomic { may_end(UNKNOWN) && (refuse && faulty || doubt || ending == UNKNOWN) ->
+  :: atomic { may_end(RELEASED) && !lost && faulty && !(refuse && done) ->
+       finish(RELEASED); request("%d releases\n"); settle() }
+  :: atomic { may_end(UNKNOWN) && !lost && (refuse && faulty || doubt || ending == UNKNOWN) ->
        finish(UNKNOWN); request("%d gives up\n"); settle() }
-  :: atomic { may_end(IN_PROGRESS) && faulty -> finish(IN_PROGRESS); new.over = true; request("%d is late\n"); settle() }
+  :: atomic { may_end(IN_PROGRESS) && !lost && faulty ->
+       finish(IN_PROGRESS); new.over = true; request("%d is late\n"); settle() }
+  :: atomic { lost && answered -> printf("%d ends, as it has nothing to give back\n", me); goto ended }
   :: atomic { !answered -> request("%d asks again\n"); settle() }
   :: atomic { may_die -> printf("%d dies\n", me); goto ended } od;
 told: answered_last = (me == ACTORS);
