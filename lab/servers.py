@@ -33,7 +33,7 @@ class Servers:
         # Not the store's Redis: that one is killed, and kombu loses the message that it is fetching then.
         queue, rabbitmq = embedded.EmbeddedRedis(), embedded.EmbeddedRabbitMQ(settings=IMPATIENT)
         stores: dict[str, _Place] = {
-            "": (None, str),
+            "memory": (None, str),
             "dynamodb": (aws, lambda: aws.store_url(TABLE)),
             "redis": (redis, lambda: redis.url),
             "redis-cluster": (cluster, lambda: f"redis+cluster://{cluster.address}"),
@@ -59,6 +59,11 @@ class Servers:
     @property
     def broker_url(self) -> str:
         return self._broker_url()
+
+    @property
+    def missing(self) -> str | None:
+        """What must be installed before the store can start; None where nothing is missing."""
+        return self._store.missing() if self._store else None
 
     @property
     def durable_store(self) -> embedded.Server | None:

@@ -19,12 +19,9 @@ class EmbeddedPostgres(Server):
     """A private PostgreSQL with durable commits, its database `postgres` empty; or a standby of a running one."""
 
     def __init__(
-        self,
-        port: int | None = None,
-        settings: Mapping[str, str] = MappingProxyType({}),
-        copy_of: "EmbeddedPostgres | None" = None,
+        self, settings: Mapping[str, str] = MappingProxyType({}), copy_of: "EmbeddedPostgres | None" = None
     ) -> None:
-        super().__init__(port)
+        super().__init__()
         self._settings, self._copy_of = settings, copy_of
 
     @staticmethod

@@ -19,8 +19,8 @@ GROUP = "orders"  # what sentinels call the primary that they watch
 class EmbeddedRedis(Server):
     """A private Valkey server."""
 
-    def __init__(self, port: int | None = None, options: tuple[str, ...] = DURABLE) -> None:
-        super().__init__(port)
+    def __init__(self, options: tuple[str, ...] = DURABLE) -> None:
+        super().__init__()
         self._options = options
 
     @staticmethod
@@ -79,14 +79,13 @@ class EmbeddedSentinel(EmbeddedRedis):
 
 
 class EmbeddedRedisCluster:
-    """A private cluster of three masters; give its URL with the scheme that names a cluster.
+    """A private cluster of three masters; give its URL with the scheme that names a cluster."""
 
-    The first listens on ``port``, if it is given, the others on the next ones; each for the others 10,000 higher.
-    """
+    missing = staticmethod(EmbeddedRedis.missing)
 
-    def __init__(self, port: int | None = None) -> None:
+    def __init__(self) -> None:
         options = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-        self.nodes = [EmbeddedRedis(port and port + number, options) for number in range(NODES)]
+        self.nodes = [EmbeddedRedis(options) for _ in range(NODES)]
         self._running = ExitStack()
 
     @property

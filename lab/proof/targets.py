@@ -3,19 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis, Server
 from lab.folders import temporary_folder
 from lab.servers import Servers
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of store as the table prints it, the system calls that change or see it, and its server, if it has one."""
+    """A kind of store as the table prints it, and the system calls that change or see it."""
 
     label: str
     calls: Sequence[str]
-    needs: type[Server] | None = None
 
 
 _TALKING = ("connect", "sendto", "sendmsg", "recvfrom", "recvmsg")
@@ -26,10 +25,10 @@ _WRITING = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "fcntl")
 
 TARGETS: Mapping[str, Target] = {
     "dynamodb": Target("DynamoDB (MiniStack)", _TALKING),
-    "redis": Target("Redis (Valkey)", _TALKING, EmbeddedRedis),
-    "redis-cluster": Target("Redis Cluster (Valkey)", _TALKING, EmbeddedRedis),
-    "postgres": Target("PostgreSQL", _TALKING, EmbeddedPostgres),
-    "mariadb": Target("MariaDB", _TALKING, EmbeddedMariaDB),
+    "redis": Target("Redis (Valkey)", _TALKING),
+    "redis-cluster": Target("Redis Cluster (Valkey)", _TALKING),
+    "postgres": Target("PostgreSQL", _TALKING),
+    "mariadb": Target("MariaDB", _TALKING),
     "sqlite": Target("SQLite", _WRITING),
     "memory": Target("memory", ()),
 }
@@ -41,14 +40,10 @@ ALL = tuple(each for each in TARGETS if each != "memory")
 @contextmanager
 def start(name: str) -> Iterator[str]:
     """The address of a new and empty store of that kind; one in memory has none."""
-    if name == "memory":
-        yield ""
-        return
     with temporary_folder() as folder, Servers(name, "", folder) as servers:
         yield servers.store_url
 
 
 def why_not(name: str) -> str | None:
     """Why there can be no such store on this machine, or None if there can."""
-    needs = TARGETS[name].needs
-    return needs.missing() if needs else None
+    return Servers(name, "", Path()).missing
