@@ -26,14 +26,13 @@ from lab.proof import (
     specification,
     strikes,
     sweep,
-    table,
     traces,
 )
 from lab.proof.explorer import Exploration, Violation, explore
 from lab.proof.flaws import STORE_FLAWS
 from lab.proof.mutants import MUTANTS, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
-from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, a_table, as_table
+from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, a_table, as_table, keep, read
 from lab.proof.targets import ALL, TARGETS, start, why_not
 
 A = TypeVar("A")
@@ -123,7 +122,7 @@ def check_specification(quick: bool) -> None:
     for each in found:
         if each.way:
             console.print(f"{each.bounds.mistake or each.bounds}: {'; '.join(each.way)}")
-    _keep("specification", {"checks": [each.as_json() for each in found]})
+    _keep("specification", checks=[each.as_json() for each in found])
     _unless((f"{each.bounds}, {each.bounds.broken}" for each in found if not each.is_right), "not as it must be")
 
 
@@ -140,10 +139,8 @@ def judge_traces(quick: bool, seed: int) -> None:
     ours, controls = found[: -len(traces.CONTROLS)], found[-len(traces.CONTROLS) :]
     for each in found:
         console.print("\n".join(each.rejected[:1]), highlight=False)
-    _keep(
-        "traces",
-        {"seed": seed, "judged": [each.as_json() for each in ours], "controls": [each.as_json() for each in controls]},
-    )
+    told = {"judged": [each.as_json() for each in ours], "controls": [each.as_json() for each in controls]}
+    _keep("traces", seed=seed, **told)
     _unless((each.source for each in ours if each.rejected), "the specification does not allow what was done")
     _unless((each.source for each in controls if not each.rejected), "not rejected")
 
@@ -160,7 +157,7 @@ def explore_programs(quick: bool) -> None:
     controls = {program.name: _way_to_two(program) for program in NOT_ENOUGH}
     for name, way in controls.items():
         console.print(f"{name} (a control): {way}")
-    _keep("explorer", {"explorations": [each.as_json() for each in found], "controls": controls})
+    _keep("explorer", explorations=[each.as_json() for each in found], controls=controls)
     missed = (f"{each.program.name}: {fault}" for each in found for fault in sorted(each.missed))
     _unless(missed, "never reached, so it proves nothing")
 
@@ -172,7 +169,7 @@ def judge_mutants() -> None:
     rows = [(each["name"], each["seen in"], each["by"] or "NOBODY", each["evidence"]) for each in verdicts]
     columns = ("mutant", "seen in", "noticed by", "evidence")
     console.print(a_table("Mutants of the production code", columns, rows))
-    _keep("mutants", {"mutants": verdicts})
+    _keep("mutants", mutants=verdicts)
     _unless((each["name"] for each in verdicts if not each["by"]), "nobody noticed")
 
 
@@ -192,7 +189,7 @@ def follow_oracle(stores: Iterable[str], examples: int) -> None:
                 noticed = dict(oracle.judge(store, url, flaw))
                 judged.append({"store": TARGETS[store].label, "flaw": flaw, "noticed": noticed})
                 console.print(f"{store}, broken: {flaw}: noticed by {', '.join(noticed) or 'NOBODY'}")
-    _keep("oracle", {"followed": followed, "broken stores": judged})
+    _keep("oracle", followed=followed, **{"broken stores": judged})
     _unless((f"{each['store']}: {each['flaw']}" for each in judged if not each["noticed"]), "nobody noticed")
 
 
@@ -273,7 +270,7 @@ def measure_recovery(seed: int) -> None:
     with _show_progress("recovery") as progress:
         found = recovery.run(seed, progress)
     told = [each.as_json() for each in found]
-    _keep("recovery", {"seed": seed, "recoveries": told})
+    _keep("recovery", seed=seed, recoveries=told)
     columns = ("death", "system", "broker", "lease", "operations", "p50", "p95", "max", "after lease", "conflicts")
     console.print(a_table("From a death to the outcome, in seconds", columns, map(itemgetter(*columns), told)))
     wrong, early = sum(each.wrong for each in found), sum(each.early for each in found)
@@ -306,7 +303,7 @@ def try_baselines(seed: int) -> None:
 @main.command(name="table")
 def print_table() -> None:
     """Print the table of all campaigns that were kept."""
-    console.print(as_table(table.read(_folder())))
+    console.print(as_table(read(_folder())))
 
 
 def _folder() -> Path:
@@ -314,8 +311,8 @@ def _folder() -> Path:
     return folder
 
 
-def _keep(name: str, document: dict[str, object]) -> None:
-    table.keep(name, document, _folder())
+def _keep(name: str, **found: object) -> None:
+    keep(name, _folder(), **found)
 
 
 def _present(stores: Iterable[str]) -> Iterator[str]:
@@ -330,7 +327,7 @@ def _unless(unseen: Iterable[str], what: str) -> None:
 
 
 def _campaign(name: str, rows: list[Row], **besides: object) -> None:
-    table.save(name, rows, _folder(), **besides)
+    _keep(name, rows=rows, **besides)
     console.print(as_table(rows))
     ours = [row for row in rows if row.system == "celery-idempotent"]
     broken = [row for row in ours if row.violations or row.stuck or row.unexplained]

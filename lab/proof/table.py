@@ -47,18 +47,14 @@ class Row:
     seed: int | None = None
 
 
-def keep(name: str, document: Mapping[str, object], folder: Path = FOLDER) -> None:
+def keep(name: str, folder: Path, **found: object) -> None:
     """Keep what a campaign found; replaces what an earlier run did."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps({"versions": versions(), **document}, indent=1) + "\n")
+    document = json.dumps({"versions": versions(), **found}, indent=1, default=asdict)
+    (folder / f"{name}.json").write_text(f"{document}\n")
 
 
-def save(campaign: str, rows: Iterable[Row], folder: Path = FOLDER, **besides: object) -> None:
-    """Keep the rows of one campaign, and what else it found."""
-    keep(campaign, {"rows": [asdict(row) for row in rows], **besides}, folder)
-
-
-def read(folder: Path = FOLDER) -> list[Row]:
+def read(folder: Path) -> list[Row]:
     documents = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
     known = {each.name for each in fields(Row)}  # an older table had more
     rows = (row for document in documents for row in document.get("rows", []))
