@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lab.pictures import plain, rows
-from lab.svg import MONO, WIDTH, arrow, box, picture, text
+from lab.svg import WIDTH, arrow, box, picture, text
 
 Rooms = Mapping[str, frozenset[str]]
 """By room: those that it may import from."""
@@ -50,17 +50,17 @@ def draw() -> str:
         for level, floor in enumerate(floors)
         for index, room in enumerate(floor)
     }
-    drawn = [arrow(_way(at[room], at[below]), "grey") for room, below in arrows(of)]
+    drawn = [arrow(*_way(at[room], at[below]), "grey") for room, below in arrows(of)]
     for room, (x, y) in at.items():
-        drawn += [box(x - _WIDE / 2, y, _WIDE, _HEIGHT), text(room, x, y + 22, "middle", "bold", MONO)]
-        drawn.append(text(_SAYS[room], x, y + 42, "middle", "small"))
+        drawn += [box(x - _WIDE / 2, y, _WIDE, _HEIGHT), text(room, x, y + 22, "middle bold mono")]
+        drawn.append(text(_SAYS[room], x, y + 42, "middle small"))
     height = 16 + len(floors) * (_HEIGHT + _BETWEEN) - _BETWEEN + 16
     said = "; ".join(f"{room} imports from {', '.join(sorted(used)) or 'no other room'}" for room, used in of.items())
     return picture("The rooms of the package: imports point downwards", f"{said}.", drawn, height)
 
 
-def _way(start: tuple[float, float], end: tuple[float, float]) -> list[tuple[float, float]]:
+def _way(start: tuple[float, float], end: tuple[float, float]) -> tuple[tuple[float, float], tuple[float, float]]:
     """From the lower edge of one room to the upper edge of another, each nearer to the other than its middle."""
     (x1, y1), (x2, y2) = start, end
     lean = (x2 - x1) / 4
-    return [(x1 + lean, y1 + _HEIGHT), (x2 - lean, y2)]
+    return (x1 + lean, y1 + _HEIGHT), (x2 - lean, y2)

@@ -3,7 +3,7 @@
 from textwrap import wrap
 
 from lab.pictures import plain, rows
-from lab.svg import LINE, MONO, WIDTH, arrow, box, paragraph, picture, text
+from lab.svg import LINE, WIDTH, arrow, box, paragraph, picture, text
 
 _ASKED, _GAP, _LETTERS = 196, 40, 22
 _LEAF = WIDTH - 16 - _ASKED - _GAP
@@ -22,15 +22,15 @@ def draw() -> str:
         asked = len(wrap(effect, _LETTERS)) * LINE + 16
         drawn += [box(8, y, _ASKED, asked), *paragraph(effect, 18, y + 22, _LETTERS)]
         beside, middle = 8 + _ASKED + _GAP, y + 24
-        drawn.append(arrow([(8 + _ASKED, middle), (beside, middle)], "green"))
+        drawn.append(arrow((8 + _ASKED, middle), (beside, middle), "green"))
         drawn.append(box(beside, y, _LEAF, height, "green"))
         for row, words in enumerate(leaf):
-            kinds = ("small",) if row >= codes else (MONO, *(("bold",) if row < len(wrap(tool, 27)) else ()))
-            drawn.append(text(words, beside + 10, y + 22 + row * LINE, *kinds))
+            classes = "small" if row >= codes else "mono bold" if row < len(wrap(tool, 27)) else "mono"
+            drawn.append(text(words, beside + 10, y + 22 + row * LINE, classes))
         if not is_last:
-            drawn.append(text("yes", 8 + _ASKED + 16, middle - 7, "middle", "small", "green"))
-            drawn.append(arrow([(40, y + asked), (40, y + height + 28)], "grey"))
-            drawn.append(text("no", 50, y + height + 19, "small", "grey"))
+            drawn.append(text("yes", 8 + _ASKED + 16, middle - 7, "middle small green"))
+            drawn.append(arrow((40, y + asked), (40, y + height + 28), "grey"))
+            drawn.append(text("no", 50, y + height + 19, "small grey"))
         y += height + 28
     said = "; ".join(
         f"{effect}: {tool}, declared {declared}, {promise}" for effect, tool, declared, promise, *_ in table
