@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lab.pictures import plain, rows
-from lab.svg import WIDTH, arrow, box, picture, text
+from lab.pictures.svg import WIDTH, arrow, box, picture, text
 
 Rooms = Mapping[str, frozenset[str]]
 """By room: those that it may import from."""

@@ -3,7 +3,7 @@
 from textwrap import wrap
 
 from lab.pictures import plain, rows
-from lab.svg import LINE, WIDTH, arrow, box, paragraph, picture, text
+from lab.pictures.svg import LINE, WIDTH, arrow, box, paragraph, picture, text
 
 _ASKED, _GAP, _LETTERS = 196, 40, 22
 _LEAF = WIDTH - 16 - _ASKED - _GAP
