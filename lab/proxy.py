@@ -9,7 +9,11 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -26,7 +30,8 @@ _SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 class Proxy:
     """Forwards bytes both ways, each connection to the upstream of its beginning, as long as the ``with`` block lasts.
 
-    A round trip is what a client sends between two replies, however many commands or packets that are.
+    A round trip is what a client sends between two replies, however many commands or packets that are. With ``delay``,
+    each part arrives so many seconds after it came, either way and in its order.
     """
 
     def __init__(
@@ -37,12 +42,14 @@ class Proxy:
         listen_on: str = HOST,
         tls: ssl.SSLContext | None = None,
         keeps_trips: bool = False,
+        delay: float | None = None,
     ) -> None:
         self.upstream = upstream
         #: Connections that were accepted.
         self.connections = 0
         #: Round trips that have begun.
         self.round_trips = 0
+        self._delay = delay
         self._keeps_trips = keeps_trips
         self._trips: list[bytearray] = []
         self._upstream_host = host
@@ -168,7 +175,7 @@ class _Connection:
                 end.shutdown(socket.SHUT_RDWR)
 
     def _carry_requests(self) -> None:
-        while request := self._client.recv(_READ):
+        for request in _received(self._client, self._proxy._delay):
             if (trip := self._trip) is None:
                 trip = self._trip = self._proxy._begin_round_trip()
             fault = self._proxy._asked(request, trip)
@@ -179,10 +186,35 @@ class _Connection:
 
     def _carry_replies(self) -> None:
         with contextlib.suppress(OSError):
-            while (reply := self._server.recv(_READ)) and not self._loses_reply:
+            for reply in _received(self._server, self._proxy._delay):
+                if self._loses_reply:
+                    break
                 self._trip = None
                 self._client.sendall(reply)
         self.cut()
+
+
+def _received(end: socket.socket, delay: float | None) -> Iterator[bytes]:
+    """What comes; with ``delay``, each part so many seconds after it came, to a tenth of a millisecond."""
+    parts = iter(partial(end.recv, _READ), b"")
+    if delay is None:
+        yield from parts
+        return
+    with contextlib.suppress(OSError):  # only on Linux, which otherwise lets a sleep end 50 us late
+        Path(f"/proc/{threading.get_native_id()}/timerslack_ns").write_text("1")
+    coming: SimpleQueue[tuple[float, bytes] | None] = SimpleQueue()
+    threading.Thread(target=_note, args=(parts, coming), daemon=True).start()
+    for came, part in iter(coming.get, None):
+        while (left := came + delay - time.perf_counter()) > 0:
+            time.sleep(left / 2)  # the longer a sleep, the later it ends
+        yield part
+
+
+def _note(parts: Iterator[bytes], coming: "SimpleQueue[tuple[float, bytes] | None]") -> None:
+    with contextlib.suppress(OSError):
+        for part in parts:
+            coming.put((time.perf_counter(), part))
+    coming.put(None)
 
 
 _TARGET = re.compile(rb"\r\nx-amz-target: *[^.\r]*\.(\w+)", re.IGNORECASE)

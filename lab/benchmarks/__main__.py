@@ -25,7 +25,7 @@ from rich.console import Console
 
 from celery_idempotent import IdempotencyWarning
 from lab import tether
-from lab.benchmarks import calls, growth, memory, peers, report
+from lab.benchmarks import calls, growth, latency, memory, peers, report
 from lab.benchmarks.environment import OTHER_DYNAMODB, Servers, described
 from lab.embedded import EmbeddedAws
 
@@ -34,6 +34,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
 PARTS: Mapping[str, tuple[Callable[[Servers, int], report.Section], int, int]] = {
     "cpu": (calls.measure, 800, 60),
+    "latency": (latency.measure, 400, 10),
     "peers": (peers.measure, 7, 1),
     "own": (calls.measure_own, 2_000, 100),
     "growth": (growth.measure, 200, 20),

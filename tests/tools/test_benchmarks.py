@@ -1,6 +1,6 @@
 """The benchmarks measure what they say: their arithmetic, and the stores that they fill."""
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,9 @@ import pytest
 
 from lab.benchmarks.environment import Servers
 from lab.benchmarks.growth import CALLS, Cost, Subject, key_of, steepest, url_at
+from lab.benchmarks.latency import Process
 from lab.benchmarks.timing import Spread, added, ratios
+from lab.embedded import EmbeddedRedis
 
 COUNT = 30
 SERVERS = {"DynamoDB": "dynamodb_endpoint", "Redis": "redis_server", "PostgreSQL": "postgres", "MariaDB": "mariadb"}
@@ -22,6 +24,15 @@ def test_arithmetic_is_of_pairs() -> None:
     small, large = [Cost(1, 4), Cost(10, 40)], [Cost(2, 2), Cost(20, 20)]
     by_size = {1_000: dict.fromkeys(CALLS, small), 10_000: {"new key": small, "duplicate": large}}
     assert (steepest(by_size, "cpu"), steepest(by_size, "wall")) == (("duplicate", 2), ("new key", 1))
+
+
+def test_process_waits_for_a_store_that_is_away(redis_server: EmbeddedRedis) -> None:
+    """A new key twice, a duplicate once, a plain task never; each takes no less than its round trips."""
+    with ExitStack() as running:
+        process = Process(redis_server.url, 20, running)
+        for call, trips in {"new key": 2, "duplicate": 1, "plain": 0}.items():
+            expected = process.line.round_trips + trips
+            assert (process.ms(call) >= 20 * trips, process.line.round_trips) == (True, expected)
 
 
 @pytest.mark.parametrize(

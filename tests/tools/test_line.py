@@ -1,12 +1,14 @@
 """The line between workers and a store does to a request exactly what it is told."""
 
+import random
 import socket
 import threading
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 from lab.proof.soak import Line
-from lab.proxy import HOST
+from lab.proxy import HOST, Proxy
 
 CLAIM = f"swap soak.charge {'1' * 32}".encode()
 OTHER = CLAIM.replace(b"1", b"2")
@@ -46,3 +48,19 @@ def test_line_loses_the_next_write_of_a_task() -> None:
             assert [*ask(line, OTHER), *ask(line, CLAIM)] == [b"", b"OK"]
             assert requests == [b"hello", OTHER, CLAIM]
         server.shutdown()
+
+
+def test_delay_is_that_of_a_wire() -> None:
+    """Nothing overtakes, what follows at once is not late twice, and what was said before the end still arrives."""
+    delay, sent = 0.2, random.Random(1).randbytes(1 << 19)  # no fewer than eight reads
+    with ExitStack() as sockets:
+        server = sockets.enter_context(socket.create_server((HOST, 0)))
+        line = sockets.enter_context(Proxy(server.getsockname()[1], delay=delay))
+        client = sockets.enter_context(socket.create_connection((HOST, line.port), timeout=10))
+        begin = time.perf_counter()
+        client.sendall(sent)
+        with server.accept()[0] as answering:
+            assert answering.recv(len(sent), socket.MSG_WAITALL) == sent
+            answering.sendall(b"OK")
+        assert client.recv(3, socket.MSG_WAITALL) == b"OK"
+        assert 2 * delay <= time.perf_counter() - begin < 5 * delay
