@@ -153,7 +153,7 @@ class Delivery:
                 decision = self._quietly(partial(self._decision, observed))
                 if not isinstance(decision, Claim):
                     if decision is not None:
-                        self._read(decision)
+                        self._read(decision, decision.record)
                     return body(None)
                 try:
                     self._tell_of_claim(decision)
@@ -241,20 +241,19 @@ class Delivery:
         self._emit(event_of(error), claimed, f"its outcome waits: {error}", is_one_of_many=True)  # the claim logs it
 
     def _answer(self, answer: Answer) -> Outcome | Conflict:
-        if isinstance(answer, _OUTCOMES):
-            answer = type(answer)(self._loaded(answer.record))  # first: without an answer about it nothing is replayed
-        instead = self._read(answer)
+        # First: without an answer about an outcome nothing is replayed.
+        record = self._loaded(answer.record) if isinstance(answer, _OUTCOMES) else answer.record
+        instead = self._read(answer, record)
         if isinstance(instead, Conflict):
             return instead
         if instead is None:
-            instead = self._recorded(answer.record)
+            instead = self._recorded(record)
         if isinstance(answer, Replay):
             return Outcome(instead)
         raise instead
 
-    def _read(self, answer: Answer) -> Conflict | Exception | None:
+    def _read(self, answer: Answer, record: Record) -> Conflict | Exception | None:
         """Tell what an answer means; what to return or raise for it, None where that is recorded."""
-        record = answer.record
         instead: Conflict | Exception | None = None
         match answer:
             case Replay():
@@ -418,15 +417,15 @@ class Delivery:
     def _emit(
         self, name: EventName, bearer: Record | Claim | None, reason: str, *, is_one_of_many: bool = False
     ) -> None:
-        identity = self._operation.identity
+        key, _, label = self._operation.identity
         match bearer:
             case None:
-                event = Event(name, identity.key, None, reason, identity.label, is_one_of_many)
-            case Claim(fencing_token=token, label=label, number=number):
-                event = Event(name, identity.key, token, reason, label, is_one_of_many, number)
-            case Record(fencing_token=token, label=label, attempts=number, task_id=done_by, app=app):
-                trace = trace_of(bearer)
-                event = Event(name, identity.key, token, reason, label, False, number, done_by, trace, app)
+                event = Event(name, key, None, reason, label, is_one_of_many)
+            case Claim():
+                event = Event(name, key, bearer.fencing_token, reason, bearer.label, is_one_of_many, bearer.number)
+            case Record():
+                about = bearer.task_id, trace_of(bearer), bearer.app
+                event = Event(name, key, bearer.fencing_token, reason, bearer.label, False, bearer.attempts, *about)
             case unreachable:
                 assert_never(unreachable)
         self._tell(event)

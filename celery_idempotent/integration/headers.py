@@ -158,7 +158,9 @@ def bound_header(content: str, owner: str, task_id: str) -> str:
 
 
 def _in_bound_header(headers: Mapping[str, Any], name: str, owner: str, task_id: str) -> str:
-    told = str(headers.get(name, ""))
+    if name not in headers:
+        return ""
+    told = str(headers[name])
     content = told.partition(":")[2]
     return content if content and told == bound_header(content, owner, task_id) else ""
 

@@ -102,21 +102,19 @@ def _set(value: Iterable[Any]) -> str:
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
-    if {*map(type, value)} == _TEXT:  # as nearly always; the form of no text begins that of another
-        pairs = [
-            f"s{len(key)}:{key}=s{len(each)}:{each}"
-            if type(each) is str
-            else f"s{len(key)}:{key}={_ENCODERS[type(each)](each)}"
-            for key, each in value.items()
-        ]
-        return f"d{len(pairs)}{{{','.join(sorted(pairs))}}}"
+    pairs = []
+    for key, each in value.items():
+        if type(key) is not str:
+            return _mapping_of_any(value)
+        pairs.append(f"s{len(key)}:{key}={_ENCODERS[type(each)](each)}")  # the form of no text begins that of another
+    return f"d{len(pairs)}{{{','.join(sorted(pairs))}}}"
+
+
+def _mapping_of_any(value: Mapping[Any, Any]) -> str:
     forms = {_form(key): _form(each) for key, each in value.items()}
     if len(forms) != len(value):
         raise _Formless  # two keys are one on the wire, so nobody can tell which value is whose
     return f"d{len(forms)}{{{','.join(map('='.join, sorted(forms.items())))}}}"
-
-
-_TEXT = {str}
 
 
 def opened(value: Any) -> Any:

@@ -84,7 +84,9 @@ class Codec(NamedTuple):
         if encoded.content_type == _JSON and isinstance(text := encoded.data, str) and _is_kombus_json():
             try:
                 if "__" not in text and "\\" not in text:  # no marker can be in it, however it is written
-                    return _FROM_JSON(text)
+                    value, end = _FROM_JSON(text)
+                    if end == len(text):
+                        return value
             except (ValueError, RecursionError):
                 pass  # kombu says what is wrong
         encoding = "utf-8" if isinstance(encoded.data, str) else "binary"
@@ -168,7 +170,7 @@ class Codec(NamedTuple):
 
 
 _JSON = "application/json"  # which every codec accepts
-_TO_JSON, _FROM_JSON = json.JSONEncoder().encode, json.JSONDecoder().decode
+_TO_JSON, _FROM_JSON = json.JSONEncoder().encode, json.JSONDecoder().raw_decode
 
 
 def _is_kombus_json() -> bool:

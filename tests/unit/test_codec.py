@@ -38,7 +38,7 @@ def test_json_is_written_and_read_as_kombu_does(value: object) -> None:
     content_type, _, data = serialization.dumps(value, "json")
     assert JSON.encode(value) == Encoded(data, content_type)
     theirs = serialization.loads(data, content_type, "utf-8", accept={content_type})
-    for form in (data, data.encode(), data.replace("_", "\\u005f")):
+    for form in (data, data.encode(), data.replace("_", "\\u005f"), f" {data} "):
         assert repr(JSON.decode(Encoded(form, content_type))) == repr(theirs)
 
 
@@ -96,7 +96,7 @@ def test_unencodable_value_is_an_error(value: object) -> None:
     assert str(kept.lost).startswith("not encodable: ")
 
 
-@pytest.mark.parametrize("data", ["[1", "[" * 100_000, "", b""], ids=["torn", "deep", "empty", "no bytes"])
+@pytest.mark.parametrize("data", ["[1", "1 2", "[" * 100_000, "", b""], ids=["torn", "two", "deep", "empty", "bytes"])
 def test_undecodable_result_is_an_error(data: str | bytes) -> None:
     """No serialiser makes nothing of something, save the one that encodes nothing; kombu would pass nothing on."""
     with pytest.raises(DecodeError):
