@@ -54,8 +54,8 @@ class Fleet:
 
     def until_ready(self, timeout: float) -> None:
         """Wait until every one of them has noted in its folder that it is; raises Timeout."""
-        ledger = Ledger(self.folder / "ledger.jsonl")
-        until(lambda: [row.what for row in ledger.rows()].count("ready") == len(self.names), "the workers", timeout)
+        rows = Ledger(self.folder / "ledger.jsonl").rows
+        self.until(lambda: [row.what for row in rows()].count("ready") == len(self.names), "the workers", timeout)
 
     def until(self, condition: Callable[[], bool], what: str, timeout: float, poll: float = POLL) -> None:
         """Wait for a condition while all of them live; raises Timeout, with the ends of their logs."""

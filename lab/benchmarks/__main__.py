@@ -3,7 +3,7 @@
 Everything is measured in one run and interleaved with what it is compared to, and only medians and ratios
 are worth quoting: they survive a noisy machine, absolute times do not.
 
-Without a PART, all of them run, and the results are saved; name some to run only these and save nothing.
+Without a PART, all of them run, and docs/benchmarks gets the results; name some to run only these and save nothing.
 
 \b
   cpu         CPU per call on DynamoDB, beside bare boto3 and Powertools
@@ -31,7 +31,6 @@ from lab.embedded import EmbeddedAws
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
-
 PARTS: Mapping[str, tuple[Callable[[Servers, int], report.Section], int, int]] = {
     "cpu": (calls.measure, 800, 60),
     "latency": (latency.measure, 400, 10),
@@ -46,14 +45,7 @@ PARTS: Mapping[str, tuple[Callable[[Servers, int], report.Section], int, int]] =
 @click.command(help=__doc__)
 @click.argument("parts", metavar="[PART]...", nargs=-1, type=click.Choice(list(PARTS)))
 @click.option("--quick", is_flag=True, help="Few rounds and no file: to see that it works.")
-@click.option(
-    "--results",
-    default=RESULTS,
-    show_default="docs/benchmarks",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for results.csv, goals.csv and results.json.",
-)
-def main(parts: Sequence[str], quick: bool, results: Path) -> None:
+def main(parts: Sequence[str], quick: bool) -> None:
     """Run the benchmarks and print what they found."""
     tether.unwind_on_signals()
     console = Console()
@@ -73,7 +65,7 @@ def main(parts: Sequence[str], quick: bool, results: Path) -> None:
     goals = [goal for section in sections for goal in section.goals]
     console.print(f"\n{sum(goal.reached for goal in goals)} of {len(goals)} goals reached")
     if not quick and not parts:
-        report.save(results, environment, sections)
+        report.save(RESULTS, environment, sections)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ def run(name: str, count: int, servers: Servers, folder: Path, hear: Hear) -> au
     names, sent = [f"{name}-{number}" for number in range(WORKERS)], published(count)
     with Fleet("lab.demo.shop", names, children=CHILDREN, environ=settings.environ(), folder=folder) as fleet:
         watch = Watch(fleet, hear)
-        watch.until(lambda: Counter(row.what for row in watch.rows)["ready"] == WORKERS, "the workers to start")
+        fleet.until_ready(PATIENCE)
         started = time.monotonic()
         _publish_under_fire(name, watch, servers, settings, sent)
         queued = partial(queue_length, settings.broker_url, settings.queue)
