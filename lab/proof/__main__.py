@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from operator import itemgetter
@@ -34,6 +34,7 @@ from lab.proof.mutants import MUTANTS, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
 from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, a_table, as_table, keep, read
 from lab.proof.targets import ALL, TARGETS, start, why_not
+from lab.proof.verdicts import Verdict
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -114,16 +115,14 @@ def everything(context: click.Context, quick: bool, seed: int) -> None:
 @_quick
 def check_specification(quick: bool) -> None:
     """Every order of everything that the specification allows, by Spin, and the mistakes that it must find."""
-    with _show_progress("specification") as tell:
-        found = list(specification.run(quick, tell))
-    columns = ("bounds", "mistake on purpose", "states", "steps", "broken promise")
-    rows = [(str(each.bounds), each.bounds.mistake, each.states, each.steps, each.promise) for each in found]
-    console.print(a_table("The specification, in every order", columns, rows))
+    found = list(_count(specification.run(quick), "specification"))
+    checks = [each.as_json() for each in found]
+    _print("The specification, in every order", checks, "bounds", "mistake", "states", "steps", "broken")
     for each in found:
         if each.way:
             console.print(f"{each.bounds.mistake or each.bounds}: {'; '.join(each.way)}")
-    _keep("specification", checks=[each.as_json() for each in found])
-    _unless((f"{each.bounds}, {each.bounds.broken}" for each in found if not each.is_right), "not as it must be")
+    _keep("specification", checks=checks)
+    _unless((f"{each.bounds}, {each.bounds.mistake}" for each in found if not each.is_right), "not as it must be")
 
 
 @main.command("traces")
@@ -134,13 +133,13 @@ def judge_traces(quick: bool, seed: int) -> None:
     scoped = [(program, *scope) for program in PROGRAMS for scope in scopes(program, quick)]
     stores = {"memory": 300} if quick else {"memory": 20_000, **dict.fromkeys(("sqlite", "postgres", "redis"), 1_000)}
     found = list(_count(traces.run(scoped, seed, 20 if quick else 5_000, stores), "traces"))
-    rows = [(each.source, each.traces, each.lines, each.different, len(each.rejected)) for each in found]
-    console.print(a_table("Traces", ("source", "traces", "lines", "different traces", "rejected"), rows))
-    ours, controls = found[: -len(traces.CONTROLS)], found[-len(traces.CONTROLS) :]
+    told = [each.as_json() for each in found]
+    _print("Traces", told, "source", "traces", "lines", "different", "rejected")
+    first = len(found) - len(traces.CONTROLS)
+    ours, controls = found[:first], found[first:]
     for each in found:
         console.print("\n".join(each.rejected[:1]), highlight=False)
-    told = {"judged": [each.as_json() for each in ours], "controls": [each.as_json() for each in controls]}
-    _keep("traces", seed=seed, **told)
+    _keep("traces", seed=seed, judged=told[:first], controls=told[first:])
     _unless((each.source for each in ours if each.rejected), "the specification does not allow what was done")
     _unless((each.source for each in controls if not each.rejected), "not rejected")
 
@@ -151,13 +150,12 @@ def explore_programs(quick: bool) -> None:
     """All interleavings of two deliveries and two faults, or of three deliveries, on the production code."""
     scoped = [(program, *scope) for program in PROGRAMS for scope in scopes(program, quick)]
     found = list(_in_processes(_explore, scoped, "exploring"))
-    columns = ("program", "deliveries", "faults", "worlds", "steps", "most effects")
-    rows = [(*each.scope, each.states, each.transitions, each.most_effects) for each in found]
-    console.print(a_table("Every interleaving: no rule was broken", columns, rows))
+    explorations, columns = [each.as_json() for each in found], ("states", "transitions", "most effects")
+    _print("Every interleaving: no rule was broken", explorations, "program", "deliveries", "faults", *columns)
     controls = {program.name: _way_to_two(program) for program in NOT_ENOUGH}
     for name, way in controls.items():
         console.print(f"{name} (a control): {way}")
-    _keep("explorer", explorations=[each.as_json() for each in found], controls=controls)
+    _keep("explorer", explorations=explorations, controls=controls)
     missed = (f"{each.program.name}: {fault}" for each in found for fault in sorted(each.missed))
     _unless(missed, "never reached, so it proves nothing")
 
@@ -166,9 +164,7 @@ def explore_programs(quick: bool) -> None:
 def judge_mutants() -> None:
     """Broken variants of the production code; each must be noticed."""
     verdicts = list(_in_processes(_judge_mutant, range(len(MUTANTS)), "judging mutants"))
-    rows = [(each["name"], each["seen in"], each["by"] or "NOBODY", each["evidence"]) for each in verdicts]
-    columns = ("mutant", "seen in", "noticed by", "evidence")
-    console.print(a_table("Mutants of the production code", columns, rows))
+    _print("Mutants of the production code, and by whom each is noticed", verdicts, "name", "seen in", "by", "evidence")
     _keep("mutants", mutants=verdicts)
     _unless((each["name"] for each in verdicts if not each["by"]), "nobody noticed")
 
@@ -214,9 +210,7 @@ def strike_lines(every: int) -> None:
     """Raise an exception of somebody else's at every line of the library, in every kind of call."""
     with _show_progress("strikes") as progress:
         found = strikes.run(progress, every)
-    for each in found.problems[:20]:
-        console.print(f"BROKEN {each.task}: {'; '.join(each.problems)}")
-    _campaign("strikes", found.rows)
+    _campaign("strikes", found.rows, found.problems)
 
 
 @main.command("faults")
@@ -229,9 +223,7 @@ def inject_faults(stores: Iterable[str], faulted: int, first: int, seed: int) ->
     for store in _present(stores):
         with _show_progress(f"faults, {store}") as progress:
             found = campaign.run(store, faulted, seed, progress, first=first)
-        for each in found.problems[:10]:
-            console.print(f"BROKEN number {each.group} of seed {seed}, {each.task}: {'; '.join(each.problems)}")
-        _campaign(f"faults_{store}", found.rows, reached=dict(sorted(found.reached.items())))
+        _campaign(f"faults_{store}", found.rows, found.problems, reached=dict(sorted(found.reached.items())))
 
 
 @main.command("soak")
@@ -272,7 +264,7 @@ def measure_recovery(seed: int) -> None:
     told = [each.as_json() for each in found]
     _keep("recovery", seed=seed, recoveries=told)
     columns = ("death", "system", "broker", "lease", "operations", "p50", "p95", "max", "after lease", "conflicts")
-    console.print(a_table("From a death to the outcome, in seconds", columns, map(itemgetter(*columns), told)))
+    _print("From a death to the outcome, in seconds", told, *columns)
     wrong, early = sum(each.wrong for each in found), sum(each.early for each in found)
     if wrong or early:
         raise click.ClickException(f"{wrong} operations without an effect or with several, {early} before their lease")
@@ -286,8 +278,7 @@ def fail_over(quick: bool) -> None:
         found = failover.run(failover.plan(quick=quick), progress)
     told = [each.figures for each in found]
     columns = ("pair", "primary", "promotions", "operations", "lost", "different", "stuck", "p50", "max")
-    title = "From the loss of a primary until all is well, in seconds"
-    console.print(a_table(title, columns, map(itemgetter(*columns), told)))
+    _print("From the loss of a primary until all is well, in seconds", told, *columns)
     _campaign("failover", [row for each in found for row in each.rows], failovers=told)
 
 
@@ -311,6 +302,10 @@ def _folder() -> Path:
     return folder
 
 
+def _print(title: str, found: Iterable[Mapping[str, object]], *columns: str) -> None:
+    console.print(a_table(title, columns, map(itemgetter(*columns), found)))
+
+
 def _keep(name: str, **found: object) -> None:
     keep(name, _folder(), **found)
 
@@ -326,7 +321,9 @@ def _unless(unseen: Iterable[str], what: str) -> None:
         raise click.ClickException(f"{what}: {listed}")
 
 
-def _campaign(name: str, rows: list[Row], **besides: object) -> None:
+def _campaign(name: str, rows: list[Row], problems: Sequence[Verdict] = (), **besides: object) -> None:
+    for each in problems[:20]:
+        console.print(f"BROKEN {each.task}: {'; '.join(each.problems)}")
     _keep(name, rows=rows, **besides)
     console.print(as_table(rows))
     ours = [row for row in rows if row.system == "celery-idempotent"]

@@ -85,13 +85,12 @@ _TIMES = (1, 2, 3, 9)  # writes: one try, both tries of a claim, and some of a c
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault, and so many times in a row where it strikes whom; no resend outlives one that ``lasts``."""
+    """A fault, and so many times in a row where it strikes whom."""
 
     operation: Operation
     fault: Fault
     times: int = 1
     delivery: int | None = None
-    lasts: bool = False
 
     def __str__(self) -> str:
         whose = "" if self.delivery is None else f" of delivery {self.delivery}"
@@ -117,9 +116,9 @@ class Plan:
     number: int = 0
 
     def __str__(self) -> str:
-        parts = [f"{self.promise.name}, {self.deliveries} deliveries, the body {self.program}", *map(str, self.strikes)]
-        parts += [" ".join(self.moves), "announced" * self.is_announced, "clock follows" * self.clock_follows]
-        return "; ".join(filter(None, parts))
+        parts = [f"plan {self.number}, {self.promise.name}, {self.deliveries} deliveries, the body {self.program}"]
+        parts += [*map(str, self.strikes), " ".join(self.moves), "announced" * self.is_announced]
+        return "; ".join(filter(None, (*parts, "clock follows" * self.clock_follows)))
 
     @property
     def heals(self) -> bool:
@@ -127,7 +126,7 @@ class Plan:
         ends_well = self.program in (Program.RETURNS, Program.RENEWS, Program.REMEMBERED)
         is_alone = self.deliveries == 1 and not self.moves and ends_well
         are_apart = len({each.operation for each in self.strikes}) == len(self.strikes)
-        return is_alone and are_apart and all(each.times == 1 and not each.lasts for each in self.strikes)
+        return is_alone and are_apart and all(each.times == 1 and each.fault not in _LAST for each in self.strikes)
 
 
 class Clock:
@@ -409,7 +408,6 @@ class Task:
         return Verdict(
             task=str(self.plan),
             promise=self.plan.promise.name,
-            group=str(self.plan.number),
             deliveries=len(self.told),
             faults=faults,
             reached=self.struck,
@@ -507,9 +505,8 @@ def _strike(rng: random.Random, operation: Operation, delivery: int | None) -> S
     fault = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     if operation is Operation.ANNOUNCEMENT and fault in _LAST:
         fault = Fault.HELD  # a publisher that dies sends no message, so there is nothing to deliver
-    if fault in _LAST:
-        return Strike(operation, fault, 1, delivery, lasts=True)
-    return Strike(operation, fault, rng.choices(_TIMES, (12, 3, 1, 1))[0], delivery)
+    times = 1 if fault in _LAST else rng.choices(_TIMES, (12, 3, 1, 1))[0]
+    return Strike(operation, fault, times, delivery)
 
 
 def _random_move(rng: random.Random, deliveries: int) -> str:

@@ -139,14 +139,10 @@ class Exploration:
     ended: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
 
-    @property
-    def scope(self) -> tuple[str, int, int]:
-        return self.program.name, self.deliveries, self.faults
-
     def as_json(self) -> dict[str, object]:
+        scope = {"program": self.program.name, "deliveries": self.deliveries, "faults": self.faults}
         counted = {"states": self.states, "transitions": self.transitions, "most effects": self.most_effects}
-        seen = {"faults reached": dict(self.reached), "endings": dict(self.ended)}
-        return {**dict(zip(("program", "deliveries", "faults"), self.scope, strict=True)), **counted, **seen}
+        return {**scope, **counted, "faults reached": dict(self.reached), "endings": dict(self.ended)}
 
     @property
     def missed(self) -> set[Fault]:

@@ -148,7 +148,6 @@ class Verdict:
 
     task: str
     promise: str
-    group: str = ""
     deliveries: int = 0
     faults: Mapping[str, int] = field(default_factory=dict)
     reached: Mapping[str, int] = field(default_factory=dict)
