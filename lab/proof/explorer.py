@@ -42,8 +42,8 @@ from lab.proof.scripted import (
     arguments_of,
     publishers_nonce,
 )
+from lab.proof.verdicts import OUTCOMES
 
-_OUTCOMES = {Status.COMPLETED, Status.FAILED}
 _FORGETTING = 100
 """Milliseconds that pass while a store forgets: claims before and after it have different tokens."""
 
@@ -221,7 +221,7 @@ class Explorer:
 
     def _losses(self, world: World) -> Iterator[tuple[str, World]]:
         record = self._records[world.record]
-        if Fault.FORGOTTEN in world.besides and record is not None and record.status not in _OUTCOMES:
+        if Fault.FORGOTTEN in world.besides and record is not None and record.status not in OUTCOMES:
             emptied = world._replace(record=0, now=world.now + _FORGETTING)
             yield f"the store forgets {self._show(world.record)}", self._spent(emptied, Fault.FORGOTTEN)
 
@@ -305,19 +305,19 @@ class Explorer:
 
     def _check_write(self, world: World, stored: Record | None, new: Record) -> None:
         step = (f"{self._show(self._keep(stored))} is replaced by {self._show(self._keep(new))}",)
-        if new.status in _OUTCOMES and new.steps:
+        if new.status in OUTCOMES and new.steps:
             raise Violation("an outcome kept its steps", step)
-        if new.status not in _OUTCOMES and new.expires_at is not None:
+        if new.status not in OUTCOMES and new.expires_at is not None:
             raise Violation("a record that is no outcome got an expiry", step)
         if stored is None:
-            self.found.noted["an outcome is written where there is nothing"] += new.status in _OUTCOMES
+            self.found.noted["an outcome is written where there is nothing"] += new.status in OUTCOMES
             return
-        if stored.status in _OUTCOMES:
+        if stored.status in OUTCOMES:
             raise Violation("a final state was changed", step)
         if new.revision == stored.revision:
             raise Violation("a write reused a revision", step)
         if stored.status is Status.UNKNOWN:
-            if new.status not in _OUTCOMES or not _is_by_owner(new) or new.owner != stored.owner:
+            if new.status not in OUTCOMES or not _is_by_owner(new) or new.owner != stored.owner:
                 raise Violation("a final state was changed", step)
             self.found.noted["the owner completes what was UNKNOWN"] += 1
         if new.status is Status.IN_PROGRESS and (new.owner, new.attempts) != (stored.owner, stored.attempts):
@@ -327,9 +327,6 @@ class Explorer:
             is_late = _is_by_owner(new) and world.now >= self._deadline
             if not (is_dead or is_late):
                 raise Violation("the lease of a living process was ended", step)
-            self.found.noted[
-                "a late attempt ends its lease" if is_late else "the lease of a dead process is ended"
-            ] += 1
         elif new.owner != stored.owner or not (_is_by_owner(new) or new.status is Status.UNKNOWN):
             raise Violation("an attempt ended another one's claim", step)
         elif new.fencing_token != stored.fencing_token:
@@ -375,10 +372,10 @@ class Explorer:
                 raise Violation("a body began under a lease that was over when it was granted")
         elif state.why == "LeaseLost":
             has_gone = stored is not None and _author(stored.owner) != str(number)
-            if new.status in _OUTCOMES and not has_gone:
+            if new.status in OUTCOMES and not has_gone:
                 raise Violation("an outcome was given up, and nobody had taken over")
         elif state.why == "Struck":
-            is_kept = stored is not None and stored.status in _OUTCOMES
+            is_kept = stored is not None and stored.status in OUTCOMES
             if state.has_done and self.program.has_outcome and not is_kept:
                 raise Violation("an exception that struck in a write cost a body's outcome")
 

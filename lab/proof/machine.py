@@ -21,11 +21,11 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import FakeClock, FaultyStore
 from celery_idempotent.testing.stores import Fault
+from lab.proof.verdicts import OUTCOMES
 
 LEASE, GRACE, RETAIN = 60_000, 1_000, 600_000
 
 _MAX_TAKEOVERS = 2  # few, so that random runs come that far
-_OUTCOMES = (Status.COMPLETED, Status.FAILED)
 
 _START = 4_000_000_000_000
 """Milliseconds; in the year 2096, as a server that deletes expired records by its own clock must not do so here."""
@@ -188,7 +188,7 @@ class StoreMachine(stateful.RuleBasedStateMachine):
         self.store.faults.clear()
         if told:
             assert isinstance(answer, operation.Written)
-            forget_at = -((self.clock.now() + RETAIN) // -1000) if status in _OUTCOMES else None
+            forget_at = -((self.clock.now() + RETAIN) // -1000) if status in OUTCOMES else None
             lease_until = self.clock.now() if status is Status.RELEASED else told.lease_until
             self._wrote(held, replace(told, status=status, result=result, forget_at=forget_at, lease_until=lease_until))
         elif self._is_told_to(held):
@@ -308,7 +308,7 @@ class StoreMachine(stateful.RuleBasedStateMachine):
         """What ``held`` may go on from to ``status``: what is its own, also where the store has forgotten it."""
         if self.told is None:
             return self.remembered[held.number]
-        goes_on = self.told.status is Status.IN_PROGRESS or (self.told.status is Status.UNKNOWN and status in _OUTCOMES)
+        goes_on = self.told.status is Status.IN_PROGRESS or (self.told.status is Status.UNKNOWN and status in OUTCOMES)
         return self.told if goes_on and self.told.holder == held.number else None
 
 

@@ -31,8 +31,7 @@ from lab.proof.explorer import Violation, explore
 from lab.proof.machine import run_machine
 from lab.proof.programs import PROGRAMS, Program
 from lab.proof.scripted import ANY
-
-_OUTCOMES = {Status.COMPLETED, Status.FAILED}
+from lab.proof.verdicts import OUTCOMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def _unconditional(name: str, seen_in: str, *kinds: Status) -> None:
         return right(swap, new, ANY if new.status in kinds and expected is not None else expected)
 
 
-_unconditional("completion without a condition", "AWS Powertools _update_record", *_OUTCOMES)
+_unconditional("completion without a condition", "AWS Powertools _update_record", *OUTCOMES)
 _unconditional(
     "release without a condition", "AWS Powertools _delete_record, celery-once, celery-singleton", Status.RELEASED
 )
@@ -217,7 +216,7 @@ def _(right: Mistake, self: Any, store: Any, kept: Any, writes: Any) -> Any:
 
 @_mutant("UNKNOWN left by who was not its owner", "forgotten case", claim, "settle")
 def _(right: Mistake, write: Record, stored: Record | None) -> Any:
-    if stored is not None and stored.status is Status.UNKNOWN and write.status in _OUTCOMES:
+    if stored is not None and stored.status is Status.UNKNOWN and write.status in OUTCOMES:
         return Rebase(stored)
     return right(write, stored)
 

@@ -18,7 +18,6 @@ from celery_idempotent.engine.claim import Claim
 from celery_idempotent.engine.delivery import Body, Conflict, ControlFlow, Delivery, Outcome
 from celery_idempotent.errors import KeyReused, LeaseLost, OutcomeUnknown, StoreMisconfigured
 from celery_idempotent.errors import StoreUnavailable as NoAnswer
-from celery_idempotent.protocol.codec import Codec
 from celery_idempotent.protocol.effects import AtMostOnce, Keyed
 from celery_idempotent.protocol.effects import Effect as Declared
 from celery_idempotent.protocol.keys import Identity
@@ -28,6 +27,7 @@ from celery_idempotent.protocol.steps import Step
 from celery_idempotent.protocol.store import OutboxMessage, Transaction
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.programs import Declined, Effect, Fault, Program
+from lab.proof.verdicts import CODEC
 
 ANY = "*"
 """As the expected revision: write whatever is stored. The library never says it; its mutants do."""
@@ -51,8 +51,6 @@ START = 1_800_000_000_000
 
 FENCED_OFF = "fenced off"
 """What a receiver answers to a token that is older than its fence."""
-
-_CODEC = Codec("json", frozenset({"application/json"}))
 
 
 class Struck(Exception):
@@ -297,7 +295,7 @@ class Deliveries:
             worker="w",
             process=str(script.number) if program.one_machine else "",
         )
-        delivery = Delivery(operation, store, _CODEC, script, ControlFlow(), lambda event: None, script)  # type: ignore[arg-type]
+        delivery = Delivery(operation, store, CODEC, script, ControlFlow(), lambda event: None, script)  # type: ignore[arg-type]
         return delivery.run(self._body(script))
 
     def _body(self, script: _Script) -> Body:
@@ -310,7 +308,7 @@ class Deliveries:
             if program.renews:
                 attempt.renew()
                 attempt.ensure_owned()
-            handle = ProtectedAttempt(attempt, _CODEC, effects=_DECLARED.get(program.effect))
+            handle = ProtectedAttempt(attempt, CODEC, effects=_DECLARED.get(program.effect))
             _have_effect(script, program.effect, handle)
             if program.asks:
                 attempt.ensure_owned()

@@ -29,7 +29,7 @@ from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.jobs import Progress
 from lab.proof.table import CONTROL, Row
-from lab.proof.verdicts import Result, Verdict, rows_of
+from lab.proof.verdicts import OUTCOMES, Remembered, Result, Verdict, rows_of
 
 _PACKAGE = str(Path(celery_idempotent.__file__).parent)
 
@@ -44,10 +44,6 @@ class Limit(Exception):
 
 class Exit(BaseException):
     """Stands for ``SystemExit``, ``KeyboardInterrupt``, and gevent's ``Timeout``."""
-
-
-class Spent(Exception):
-    """A failure that is remembered."""
 
 
 class _Striker:
@@ -141,7 +137,7 @@ class Kind:
 
 def _raises(kind: Kind, order: str) -> None:
     kind.charge(order)
-    raise Spent(order)
+    raise Remembered(order)
 
 
 def _step(kind: Kind, order: str) -> Any:
@@ -151,7 +147,7 @@ def _step(kind: Kind, order: str) -> Any:
 KINDS: dict[str, Callable[[], Kind]] = {
     "returns": lambda: Kind(Kind.charge),
     "refused": lambda: Kind(Kind.charge, most=1, on_takeover="refuse"),
-    "raises": lambda: Kind(_raises, remember=(Spent,)),
+    "raises": lambda: Kind(_raises, remember=(Remembered,)),
     "step": lambda: Kind(_step),
     "refused step": lambda: Kind(_step, most=1, effects={"charge": AtMostOnce()}),
     "function": lambda: Kind(Kind.charge, is_task=False),
@@ -177,7 +173,7 @@ def _judged(kind: Kind, task: str, order: str, raised: BaseException | None) -> 
     if heartbeat.in_flight:
         problems.append(f"{heartbeat.in_flight} claims are renewed for ever")
         heartbeat._beats.clear()
-    is_recorded, error = record is not None and record.status in {Status.COMPLETED, Status.FAILED}, raised
+    is_recorded, error = record is not None and record.status in OUTCOMES, raised
     while error is not None and not isinstance(error, Limit | Exit):
         error = error.__cause__
     if not (is_recorded or error):

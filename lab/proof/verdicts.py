@@ -18,7 +18,8 @@ from celery_idempotent.protocol.record import Record, Status
 from lab.proof.table import Row
 
 CODEC = Codec("json", frozenset({"application/json"}))
-FINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.UNKNOWN})
+OUTCOMES = frozenset({Status.COMPLETED, Status.FAILED})
+FINAL = OUTCOMES | {Status.UNKNOWN}
 
 
 class Remembered(Exception):
