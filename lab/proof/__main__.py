@@ -28,7 +28,7 @@ from lab.proof import (
     sweep,
     traces,
 )
-from lab.proof.explorer import Exploration, Violation, explore
+from lab.proof.explorer import Violation, explore
 from lab.proof.flaws import STORE_FLAWS
 from lab.proof.mutants import MUTANTS, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
@@ -37,7 +37,6 @@ from lab.proof.targets import ALL, TARGETS, start, why_not
 from lab.proof.verdicts import Verdict
 
 A = TypeVar("A")
-B = TypeVar("B")
 
 console = Console(width=None if sys.stdout.isatty() else 140)
 """A log is wider than the 80 characters that are taken for granted where there is no terminal."""
@@ -149,7 +148,7 @@ def judge_traces(quick: bool, seed: int) -> None:
 def explore_programs(quick: bool) -> None:
     """All interleavings of two deliveries and two faults, or of three deliveries, on the production code."""
     scoped = [(program, *scope) for program in PROGRAMS for scope in scopes(program, quick)]
-    found = list(_in_processes(_explore, scoped, "exploring"))
+    found = list(_in_processes(explore, "exploring", *zip(*scoped, strict=True)))
     explorations, columns = [each.as_json() for each in found], ("states", "transitions", "most effects")
     _print("Every interleaving: no rule was broken", explorations, "program", "deliveries", "faults", *columns)
     controls = {program.name: _way_to_two(program) for program in NOT_ENOUGH}
@@ -163,7 +162,7 @@ def explore_programs(quick: bool) -> None:
 @main.command("mutants")
 def judge_mutants() -> None:
     """Broken variants of the production code; each must be noticed."""
-    verdicts = list(_in_processes(_judge_mutant, range(len(MUTANTS)), "judging mutants"))
+    verdicts = list(_in_processes(_judge_mutant, "judging mutants", range(len(MUTANTS))))
     _print("Mutants of the production code, and by whom each is noticed", verdicts, "name", "seen in", "by", "evidence")
     _keep("mutants", mutants=verdicts)
     _unless((each["name"] for each in verdicts if not each["by"]), "nobody noticed")
@@ -245,8 +244,8 @@ def soak_workers(minutes: float, seed: int, stores: Iterable[str], broker: str) 
 def simulate_fleet(seeds: int, seed: int) -> None:
     """Hours of 50 workers under one virtual clock, with deaths, stalls and outages; mistakes must be noticed."""
     began = time.monotonic()
-    hours = list(_in_processes(simulation.hour, range(seed, seed + seeds), "hours of a fleet"))
-    controls = list(_in_processes(simulation.flawed, simulation.FLAWS, "their controls"))
+    hours = list(_in_processes(simulation.hour, "hours of a fleet", range(seed, seed + seeds)))
+    controls = list(_in_processes(simulation.flawed, "their controls", simulation.FLAWS))
     for number, counts in enumerate(hours, seed):
         console.print(*(f"hour {number}: {each}" for each in counts if "BROKEN" in each), sep="\n", end="")
     common: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": seed}
@@ -358,14 +357,9 @@ def _count(items: Iterable[A], label: str) -> Iterator[A]:
             yield item
 
 
-def _in_processes(work: Callable[[A], B], items: Iterable[A], label: str) -> Iterator[B]:
+def _in_processes(work: Callable[..., A], label: str, *given: Iterable[Any]) -> Iterator[A]:
     with ProcessPoolExecutor() as pool:
-        yield from _count(pool.map(work, items), label)
-
-
-def _explore(scope: tuple[Program, int, int]) -> Exploration:
-    program, deliveries, faults = scope
-    return explore(program, deliveries=deliveries, faults=faults)
+        yield from _count(pool.map(work, *given), label)
 
 
 def _way_to_two(program: Program) -> str:

@@ -25,14 +25,13 @@ from greenlet import getcurrent, greenlet
 from celery_idempotent.engine.claim import Claim, announce, confirm, effect_key, end_lease
 from celery_idempotent.engine.delivery import ControlFlow, Delivery
 from celery_idempotent.engine.events import Event, EventName
-from celery_idempotent.engine.heartbeat import Heartbeat
 from celery_idempotent.errors import SafeToRetry, StoreUnavailable
 from celery_idempotent.protocol.publishing import Announce, Outgoing
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.testing import StoreWrapper
 from lab.proof import verdicts
-from lab.proof.verdicts import CODEC, FINAL, PROMISES, Promise, Remembered, Seen, Told, Verdict, operation
+from lab.proof.verdicts import CODEC, FINAL, NO_HEARTBEAT, PROMISES, Promise, Remembered, Seen, Told, Verdict, operation
 
 
 class Operation(StrEnum):
@@ -366,7 +365,7 @@ class Task:
 
         try:
             return verdicts.tell(
-                Delivery(delivered, delivery, CODEC, _HEARTBEAT, ControlFlow(), observe, Clock(self)), body
+                Delivery(delivered, delivery, CODEC, NO_HEARTBEAT, ControlFlow(), observe, Clock(self)), body
             )
         except _Failed as failure:
             # An outcome only where the policy records it; elsewhere the claim was given back.
@@ -460,15 +459,6 @@ class Task:
 class _Failed(Exception):
     pass
 
-
-class _PlannedRenewals(Heartbeat):
-    """Renews nothing by real time: bodies renew when their plan says so."""
-
-    def start(self, attempt: Claim) -> None:
-        pass
-
-
-_HEARTBEAT = _PlannedRenewals()
 
 _CLEAN_RUN = "a clean delivery ran the body"
 _MOST_CLEAN = 5  # deliveries afterwards: if each of them runs its body, something is broken, and the audit says so

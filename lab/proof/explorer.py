@@ -499,7 +499,7 @@ def _trail(came_from: dict[World, tuple[World, str] | None], world: World) -> tu
     return tuple(labels[::-1])
 
 
-def explore(program: Program, *, deliveries: int, faults: int) -> Exploration:
+def explore(program: Program, deliveries: int, faults: int) -> Exploration:
     """Explore ``program`` exhaustively; a rule that does not hold is raised as a Violation, with the way there."""
     explorer = Explorer(program, deliveries, faults)
     with explorer.numbered():

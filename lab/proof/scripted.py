@@ -27,7 +27,7 @@ from celery_idempotent.protocol.steps import Step
 from celery_idempotent.protocol.store import OutboxMessage, Transaction
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.programs import Declined, Effect, Fault, Program
-from lab.proof.verdicts import CODEC
+from lab.proof.verdicts import CODEC, NO_HEARTBEAT
 
 ANY = "*"
 """As the expected revision: write whatever is stored. The library never says it; its mutants do."""
@@ -175,12 +175,6 @@ class _Script:
     def sleep(self, seconds: float, /) -> None:
         self._slept += 1_000  # past all patience, so that a delivery cut off comes to its end
 
-    def start(self, attempt: Claim) -> None:
-        pass
-
-    def stop(self, attempt: Claim) -> None:
-        pass
-
 
 class _WorldTransaction:
     """One write of the record that carries an effect; asked of the world when it is committed.
@@ -295,7 +289,7 @@ class Deliveries:
             worker="w",
             process=str(script.number) if program.one_machine else "",
         )
-        delivery = Delivery(operation, store, CODEC, script, ControlFlow(), lambda event: None, script)  # type: ignore[arg-type]
+        delivery = Delivery(operation, store, CODEC, NO_HEARTBEAT, ControlFlow(), lambda event: None, script)
         return delivery.run(self._body(script))
 
     def _body(self, script: _Script) -> Body:

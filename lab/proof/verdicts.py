@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 from celery_idempotent.engine.delivery import Body, Delivery, Outcome
@@ -18,6 +19,9 @@ from celery_idempotent.protocol.record import Record, Status
 from lab.proof.table import Row
 
 CODEC = Codec("json", frozenset({"application/json"}))
+NO_HEARTBEAT: Any = SimpleNamespace(start=lambda claim: None, stop=lambda claim: None)
+"""Renews nothing by real time: bodies renew when their plan says so."""
+
 OUTCOMES = frozenset({Status.COMPLETED, Status.FAILED})
 FINAL = OUTCOMES | {Status.UNKNOWN}
 
