@@ -1,13 +1,14 @@
 """Ways to charge an order once: this library, bare boto3, and AWS Powertools.
 
-All take the same order and return the same result. `delivery(number)` is a delivery of that order, ready to be called:
-the first one does the work, and every further one is a duplicate.
+All take the same order. `delivery(number)` is a delivery of that order, ready to be called: the first one does the
+work, and every further one is a duplicate.
 """
 
 import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from celery import Celery
 from celery.app.trace import build_tracer, setup_worker_optimizations
 
 from celery_idempotent import IdempotentTask, Policy
-from celery_idempotent.engine.delivery import Conflict, Delivery
+from celery_idempotent.engine.delivery import Delivery
 from celery_idempotent.engine.heartbeat import heartbeat
 from celery_idempotent.integration.settings import CONTROL_FLOW, runtime_of
 from celery_idempotent.protocol.keys import Identity
@@ -60,8 +61,7 @@ class GuardedCall:
     name = "celery-idempotent, Delivery.run"
 
     def __init__(self, store: Store) -> None:
-        self._policy = Policy()
-        self._store = store
+        self._policy, self._store = Policy(), store
         self._app = make_app(store)  # its runtime holds it weakly
         make = self._app.task(name="charge", base=IdempotentTask, idempotent=self._policy, shared=False)
         self._task: Any = make(result_of)
@@ -82,12 +82,7 @@ class GuardedCall:
             identity=identity, policy=self._policy, task="charge", task_id=_TASK_ID, worker=_WORKER, grace=0
         )
         delivery = Delivery(operation, self._store, self._codec, heartbeat, CONTROL_FLOW, lambda event: None)
-
-        def deliver() -> object:
-            outcome = delivery.run(lambda claim: body())
-            return outcome if isinstance(outcome, Conflict) else outcome.value
-
-        return deliver
+        return lambda: delivery.run(lambda claim: body())
 
 
 class Tracers:
@@ -100,10 +95,8 @@ class Tracers:
         app.task(name="idempotent", base=IdempotentTask, idempotent=Policy(), shared=False)(result_of)
         app.finalize()
         setup_worker_optimizations(app, _WORKER)
-        self._tracers: dict[str, Callable[..., object]] = {
-            name: build_tracer(name, app.tasks[name], app=app, loader=app.loader, hostname=_WORKER)
-            for name in ("plain", "idempotent")
-        }
+        tracer = partial(build_tracer, app=app, loader=app.loader, hostname=_WORKER)
+        self._tracers: Mapping[str, Any] = {name: tracer(name, app.tasks[name]) for name in ("plain", "idempotent")}
 
     def delivery(self, name: str, number: int) -> Callable[[], object]:
         """A message of order ``number``, taken off the queue and decoded."""

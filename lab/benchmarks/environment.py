@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,17 +31,12 @@ class Servers:
 
 
 def described(*, quick: bool) -> dict[str, str]:
+    told = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.+)", told.read_text()) if told.exists() else None
     return {
-        "CPU": f"{_cpu()}, {os.cpu_count()} cores",
+        "CPU": f"{model[1] if model else platform.machine()}, {os.cpu_count()} cores",
         "System": f"{platform.system()} {platform.release()}",
         "DynamoDB": OTHER_DYNAMODB or "MiniStack, embedded",
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "Run": "quick: too few rounds to quote" if quick else "full",
     }
-
-
-def _cpu() -> str:
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -51,7 +51,8 @@ def measure(servers: Servers, rounds: int) -> Section:
         processes = {(name, away): Process(url, away, running) for name, url in urls.items() for away in _AWAY}
         first = {of: each.line.round_trips for of, each in processes.items()}
         takes = {(*of, call): partial(each.ms, call) for of, each in processes.items() for call in ("plain", *_MOST)}
-        found = {of: _p50_p99(times) for of, times in sample(takes, rounds, warm_up=_WARM_UP).items()}
+        samples = sample(takes, rounds, warm_up=_WARM_UP)
+    found = {of: quantiles(times, n=100, method="inclusive")[49::49] for of, times in samples.items()}  # p50, p99
     later = {of: (each.line.round_trips - first[of]) / (_WARM_UP + rounds) for of, each in processes.items()}
 
     def added(name: str, away: int, call: str) -> Sequence[float]:
@@ -87,8 +88,3 @@ def measure(servers: Servers, rounds: int) -> Section:
             for at, most, measured in zip(("p50", "p99"), _MOST[call], trips(name, away, call), strict=False)
         ],
     )
-
-
-def _p50_p99(values: Sequence[float]) -> tuple[float, float]:
-    cuts = quantiles(values, n=100, method="inclusive")
-    return cuts[49], cuts[98]
