@@ -72,7 +72,7 @@ class Found:
     def promise(self) -> str:
         """The one that was broken; empty if none was."""
         said = (step.removeprefix("BROKEN: ") for step in self.way if step.startswith("BROKEN: "))
-        return next(said, "an answer comes in the end" if self.way else "")
+        return next(said, "a message ends with an outcome or UNKNOWN" if self.way else "")
 
     @property
     def is_right(self) -> bool:
