@@ -1,7 +1,6 @@
 """The protocol as a specification that Spin tries in every order, and the mistakes that it must find.
 
-``lab/specification/idempotency.pml`` says the protocol once more, in 200 lines and without a line of the library. Here
-it is only compiled and run.
+``lab/specification/idempotency.pml`` says the protocol once more, without a line of the library; here it is only run.
 """
 
 import re
@@ -50,12 +49,13 @@ class Bounds:
 
 QUICK = (Bounds(2, 0), Bounds(2, 0, liveness=True))
 LONG = (
-    *(Bounds(3, 0), Bounds(2, 2), Bounds(2, 1, forgetful=True)),
+    *(Bounds(4, 0), Bounds(3, 0), Bounds(2, 2), Bounds(2, 1, forgetful=True)),
     *(Bounds(3, 0, liveness=True), Bounds(2, 1, liveness=True)),
 )
 
-_UNSAFE = ("no revision", "no waiting", "no owner", "live retention", "no fingerprint")
-MISTAKES = (*(Bounds(2, 0, mistake=each) for each in _UNSAFE), Bounds(2, 0, liveness=True, mistake="endless lease"))
+_UNSAFE = ("no revision", "no waiting", "no owner", "no count", "live retention", "no fingerprint")
+_OTHERS = (Bounds(4, 0, mistake="hasty verdict"), Bounds(2, 0, liveness=True, mistake="endless lease"))
+MISTAKES = (*(Bounds(2, 0, mistake=each) for each in _UNSAFE), *_OTHERS)
 """What the specification does wrong if it is told to; each must break a promise."""
 
 

@@ -202,7 +202,8 @@ def _words(trace: Trace, after: int, promise: str) -> str:
         new, stored = line.new, line.answer
         shown = f"{stored.status} {stored.revision[:8]}" if isinstance(stored, Record) else stored or "nothing"
         over = (line.expected or "nothing")[:8]
-        asked = f"{line.actor} writes {new.status} {new.revision[:8]} of {new.owner[:8]} over {over}"
+        has = f"token {new.fencing_token}, takeovers {new.takeovers}, {len(new.steps)} steps"
+        asked = f"{line.actor} writes {new.status} {new.revision[:8]} of {new.owner[:8]} ({has}) over {over}"
         said.append(f"  {number}. {asked}: {shown}")
     return "\n".join(said)
 

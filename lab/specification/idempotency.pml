@@ -11,7 +11,8 @@
 #include "check.pml"        /* or everything is tried */
 #endif
 #define NONE 0              /* no record, no step, no owner */
-mtype = { NO_REVISION, NO_WAITING, NO_OWNER, LIVE_RETENTION, NO_FINGERPRINT, ENDLESS_LEASE }         /* the mistakes */
+mtype = { NO_REVISION, NO_WAITING, NO_OWNER, NO_COUNT,           /* the mistakes */
+          LIVE_RETENTION, NO_FINGERPRINT, HASTY_VERDICT, ENDLESS_LEASE }
 mtype = { IN_PROGRESS, COMPLETED, FAILED, RELEASED, UNKNOWN }
 mtype = { BEGUN, FINISHED }
 mtype = { BARE, STEP, STEP_AT_MOST_ONCE, COMMIT }
@@ -64,6 +65,8 @@ inline swap(expected, new) {                                     /* all that a s
           "UNKNOWN is left by a verdict, or by its owner's outcome");
      hold(!is_claim(new) || FORGETFUL || !running(store), "a takeover waits for the lease");
      hold(!is_claim(new) || FORGETFUL || new.token > highest, "the fencing token grows with every claim");
+     hold(!is_claim(new) || store.status != IN_PROGRESS || new.takeovers == store.takeovers + 1 && new.takeovers <= most,
+          "takeovers are counted, and limited");
      hold(is_claim(new) || absent(store) || !author(new) || new.owner == store.owner, "a revision has one owner");
      hold(!outcome(new) && new.status != RELEASED || !author(new) || author(new) == new.owner, "its owner ends a claim");
      hold(absent(store) || unbound(store) || new.arguments == store.arguments, "arguments that bind a key keep it");
@@ -126,7 +129,7 @@ proctype Delivery(byte me; byte arguments) {
 claim: do
   :: atomic { answered && (!going || may_rerun(seen)) -> draft();
        new.status = IN_PROGRESS; new.owner = me; new.token = a_token(seen); new.arguments = arguments; new.result = NONE;
-       new.takeovers = (going -> seen.takeovers + 1 : 0);
+       new.takeovers = (going && BROKEN != NO_COUNT -> seen.takeovers + 1 : 0);
        new.step = (outcome(seen) -> NONE : seen.step); request("%d claims\n"); decide() }
   :: atomic { answered && going && !may_rerun(seen) -> draft();
        new.status = UNKNOWN; request("%d gives up what another began\n"); decide() }
@@ -169,7 +172,7 @@ proctype Other(byte me) {   /* who takes an owner for dead, a person with a verd
     :: going -> new.over = true; printf("the owner is taken for dead\n")
     :: seen.status == UNKNOWN && effects[seen.arguments] ->
        new.status = COMPLETED; new.result = me; new.step = NONE; printf("a verdict: it happened\n")
-    :: seen.status == UNKNOWN && !effects[seen.arguments] && !alive[seen.owner] ->
+    :: seen.status == UNKNOWN && !effects[seen.arguments] && (!alive[seen.owner] || BROKEN == HASTY_VERDICT) ->
        new.status = RELEASED; new.step = (seen.step == BEGUN -> NONE : seen.step); printf("a verdict: it did not\n")
     :: absent(seen) || seen.status == RELEASED -> new.status = RELEASED; new.owner = NONE; new.over = false;
        new.result = NONE; new.step = (outcome(seen) -> NONE : seen.step); printf("its publication is recorded\n")

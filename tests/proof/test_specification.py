@@ -21,7 +21,10 @@ def test_every_order_keeps_every_promise(bounds: Bounds) -> None:
     assert found.states > 10_000
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda bounds: bounds.mistake)
+@pytest.mark.parametrize(
+    "mistake",
+    [pytest.param(each, id=each.mistake, marks=[pytest.mark.nightly] * (each.actors > 2)) for each in MISTAKES],
+)
 def test_mistake_breaks_a_promise(mistake: Bounds) -> None:
     """And the way there is told in words."""
     found = check(mistake)
