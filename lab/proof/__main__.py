@@ -21,12 +21,12 @@ from lab.proof import (
     failover,
     oracle,
     recovery,
-    simulation,
     soak,
     specification,
     strikes,
     sweep,
     traces,
+    virtual_fleet,
 )
 from lab.proof.explorer import Violation, explore
 from lab.proof.flaws import STORE_FLAWS
@@ -244,14 +244,14 @@ def soak_workers(minutes: float, seed: int, stores: Iterable[str], broker: str) 
 def simulate_fleet(seeds: int, seed: int) -> None:
     """Hours of 50 workers under one virtual clock, with deaths, stalls and outages; mistakes must be noticed."""
     began = time.monotonic()
-    hours = list(_in_processes(simulation.hour, "hours of a fleet", range(seed, seed + seeds)))
-    controls = list(_in_processes(simulation.flawed, "their controls", simulation.FLAWS))
+    hours = list(_in_processes(virtual_fleet.simulate, "hours of a fleet", range(seed, seed + seeds)))
+    controls = list(_in_processes(virtual_fleet.simulate_flaw, "their controls", virtual_fleet.FLAWS))
     for number, counts in enumerate(hours, seed):
         console.print(*(f"hour {number}: {each}" for each in counts if "BROKEN" in each), sep="\n", end="")
     common: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": seed}
-    blind = simulation.row(controls, system=CONTROL, **{**common, "store": f"virtual, {len(controls)} mistakes"})
-    _campaign("fleet", [simulation.row(hours, system="celery-idempotent", **common), blind], hours=seeds)
-    _unless((name for name, counts in zip(simulation.FLAWS, controls, strict=True) if not counts), "nobody noticed")
+    blind = virtual_fleet.sum_up(controls, system=CONTROL, **{**common, "store": f"virtual, {len(controls)} mistakes"})
+    _campaign("fleet", [virtual_fleet.sum_up(hours, system="celery-idempotent", **common), blind], hours=seeds)
+    _unless((name for name, counts in zip(virtual_fleet.FLAWS, controls, strict=True) if not counts), "nobody noticed")
 
 
 @main.command("recovery")

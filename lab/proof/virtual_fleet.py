@@ -37,10 +37,10 @@ from celery_idempotent.protocol.operation import Written
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreWrapper
-from lab.proof import virtual as virtual_time
+from lab.proof import virtual_time
 from lab.proof.table import Row
 from lab.proof.verdicts import FINAL, PROMISES, Promise, Seen, breaches
-from lab.proof.virtual import EPOCH, Machine, Process, Thread, World, here, monotonic, wait
+from lab.proof.virtual_time import EPOCH, Machine, Process, Thread, World, here, monotonic, wait
 
 LEASE = VISIBILITY = 60.0
 _RETURNED_IN = 10.0  # seconds for which kombu hides what it gives back
@@ -470,20 +470,20 @@ FLAWS: Mapping[str, tuple[str, Any, str, Any]] = {
 """By name, a mistake: what it is seen by, and where it is put."""
 
 
-def hour(seed: object, **size: Any) -> Counter[str]:
+def simulate(seed: object, **size: Any) -> Counter[str]:
     """What happened in one hour, counted; what must not is ``BROKEN``."""
     return Fleet(seed, **size).live().counts
 
 
-def flawed(name: str) -> Counter[str]:
-    """As :func:`hour`, with one of the flaws: of the first of nine small fleets in which its check sees it."""
+def simulate_flaw(name: str) -> Counter[str]:
+    """As :func:`simulate`, with one of the flaws: of the first of nine small fleets in which its check sees it."""
     seen, whole, attribute, double = FLAWS[name]
     with patch.object(whole, attribute, double):
-        tried = (hour(f"{name} {number}", workers=10, minutes=20, operations=200) for number in range(9))
+        tried = (simulate(f"{name} {number}", workers=10, minutes=20, operations=200) for number in range(9))
         return next((each for each in tried if each[f"BROKEN {seen}"]), Counter())
 
 
-def row(found: Iterable[Counter[str]], **named: Any) -> Row:
+def sum_up(found: Iterable[Counter[str]], **named: Any) -> Row:
     """What was found in many hours, for the table."""
     counts = sum(found, Counter[str]())
     common: dict[str, Any] = {each.name: counts[each.name] for each in fields(Row) if each.type is int}

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from lab.proof.simulation import FLAWS, Fleet, flawed
-from lab.proof.virtual import Machine, Process, Thread, World, monotonic, wait
+from lab.proof.virtual_fleet import FLAWS, Fleet, simulate_flaw
+from lab.proof.virtual_time import Machine, Process, Thread, World, monotonic, wait
 
 pytestmark = pytest.mark.timeout(300)
 
 _SMALL = {"workers": 4, "minutes": 3, "operations": 30}
-_PRINT = f"from lab.proof.simulation import Fleet; print(*Fleet(1, **{_SMALL}).live().history)"
+_PRINT = f"from lab.proof.virtual_fleet import Fleet; print(*Fleet(1, **{_SMALL}).live().history)"
 
 
 def test_one_seed_has_one_history_in_which_no_promise_is_broken() -> None:
@@ -26,7 +26,7 @@ def test_one_seed_has_one_history_in_which_no_promise_is_broken() -> None:
 )
 def test_mistake_is_noticed_by_its_check(name: str) -> None:
     """Each check has a mistake that it is for."""
-    assert flawed(name)[f"BROKEN {FLAWS[name][0]}"]
+    assert simulate_flaw(name)[f"BROKEN {FLAWS[name][0]}"]
 
 
 @pytest.mark.parametrize(("counts_suspend", "read"), [(True, 11), (False, 1)])
