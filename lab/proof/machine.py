@@ -66,7 +66,7 @@ class _Clocked(FaultyStore):
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Entry:
     """The oracle's record: what matters, and who holds it."""
 
     status: Status
@@ -80,14 +80,14 @@ class _Told:
     forget_at: int | None = None
 
 
-def _told_by(record: Record, holder: int) -> _Told:
+def _entry_of(record: Record, holder: int) -> _Entry:
     """What a record says, field by field."""
     counted = (record.fingerprint or "", record.attempts, record.takeovers, record.result, record.expires_at)
-    return _Told(record.status, holder, record.fencing_token, record.lease_until, *counted)
+    return _Entry(record.status, holder, record.fencing_token, record.lease_until, *counted)
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Holder:
     number: int
     attempt: Claim
 
@@ -103,9 +103,9 @@ class StoreMachine(stateful.RuleBasedStateMachine):
         self.clock = FakeClock(_START)
         self.store = _Clocked(type(self).make_store(), self.clock)
         self.key = f"machine:{new_nonce()}"
-        self.told: _Told | None = None
-        #: By holder, what is told of it since its last write: it writes that again where a store forgets.
-        self.remembered: dict[int, _Told] = {}
+        self.entry: _Entry | None = None
+        #: By holder, the entry since its last write: it writes that again where a store forgets.
+        self.remembered: dict[int, _Entry] = {}
         self.holders: dict[str, int] = {}
         self.count = 0
 
@@ -116,26 +116,26 @@ class StoreMachine(stateful.RuleBasedStateMachine):
         decision = claim(self.store, self._operation(fingerprint, refuse))
         self.store.faults.clear()
 
-        told = self._counted()
-        if told and told.fingerprint != fingerprint and told.status is not Status.RELEASED:
+        entry = self._current()
+        if entry and entry.fingerprint != fingerprint and entry.status is not Status.RELEASED:
             assert isinstance(decision, operation.Mismatch)
-        elif told is None or told.status is Status.RELEASED or (self._may_be_taken_over(told) and not refuse):
+        elif entry is None or entry.status is Status.RELEASED or (self._may_be_taken_over(entry) and not refuse):
             assert isinstance(decision, operation.Run)
-            return self._granted(decision, fingerprint, told)
-        elif told.status is Status.IN_PROGRESS and not self._is_over(told):
+            return self._grant(decision, fingerprint, entry)
+        elif entry.status is Status.IN_PROGRESS and not self._is_over(entry):
             assert isinstance(decision, operation.Wait)
-            assert decision.retry_after == told.lease_until + GRACE - self.clock.now()
-        elif told.status is Status.COMPLETED:
+            assert decision.retry_after == entry.lease_until + GRACE - self.clock.now()
+        elif entry.status is Status.COMPLETED:
             assert isinstance(decision, operation.Replay)
-            assert decision.record.result == told.result
-        elif told.status is Status.FAILED:
+            assert decision.record.result == entry.result
+        elif entry.status is Status.FAILED:
             assert isinstance(decision, operation.ReplayFailure)
         else:
             assert isinstance(decision, operation.Unknown)
-            self.told = replace(told, status=Status.UNKNOWN)
+            self.entry = replace(entry, status=Status.UNKNOWN)
         return stateful.multiple()
 
-    @stateful.precondition(lambda self: self._counted() is None)
+    @stateful.precondition(lambda self: self._current() is None)
     @stateful.rule(landed=st.booleans())
     def claim_without_an_answer(self, landed: bool) -> None:
         """Two lost messages in a row are an outage; the claim may be stored all the same, and nobody runs."""
@@ -156,78 +156,80 @@ class StoreMachine(stateful.RuleBasedStateMachine):
         record = self.store.get(self.key)
         assert record is not None
         self.count += 1
-        self.told = _told_by(record, self.holders.get(record.owner, -self.count))
+        self.entry = _entry_of(record, self.holders.get(record.owner, -self.count))
 
-    @stateful.rule(held=attempts, fault=_FAULTS)
-    def renew(self, held: _Held, fault: Fault) -> None:
+    @stateful.rule(holder=attempts, fault=_FAULTS)
+    def renew(self, holder: _Holder, fault: Fault) -> None:
         """A renewal extends the lease of the holder, and touches nobody else's and nothing that is not there."""
-        told = None if held.attempt.is_over else self._held_by(held, Status.IN_PROGRESS)
+        entry = None if holder.attempt.is_over else self._own_entry(holder, Status.IN_PROGRESS)
         self.store.faults.append(fault)
-        held.attempt.renew()
+        holder.attempt.renew()
         self.store.faults.clear()
-        assert held.attempt.is_over is (told is None)
-        if self.told and told:
-            self._wrote(held, replace(told, lease_until=self.clock.now() + LEASE))
+        assert holder.attempt.is_over is (entry is None)
+        if self.entry and entry:
+            self._write(holder, replace(entry, lease_until=self.clock.now() + LEASE))
 
     @stateful.rule(
-        held=stateful.consumes(attempts),
+        holder=stateful.consumes(attempts),
         fault=_FAULTS,
         end=st.sampled_from([each for each in _ENDS if each[1] != _THEIRS]),
     )
-    def end(self, held: _Held, fault: Fault, end: tuple[Status, str | None]) -> None:
+    def end(self, holder: _Holder, fault: Fault, end: tuple[Status, str | None]) -> None:
         """Only the holder's end is recorded; everybody else gets the result that counts, or nothing."""
-        self._end(held, fault, *end)
+        self._end(holder, fault, *end)
 
-    def _end(self, held: _Held, fault: Fault, status: Status, result: str | None) -> None:
-        told = self._held_by(held, status)
+    def _end(self, holder: _Holder, fault: Fault, status: Status, result: str | None) -> None:
+        entry = self._own_entry(holder, status)
         self.store.faults.append(fault)
         try:
-            answer = _ENDS[status, result](held.attempt)
+            answer = _ENDS[status, result](holder.attempt)
         except LeaseLost:
             answer = None
         self.store.faults.clear()
-        if told:
+        if entry:
             assert isinstance(answer, operation.Written)
             forget_at = -((self.clock.now() + RETAIN) // -1000) if status in OUTCOMES else None
-            lease_until = self.clock.now() if status is Status.RELEASED else told.lease_until
-            self._wrote(held, replace(told, status=status, result=result, forget_at=forget_at, lease_until=lease_until))
-        elif self._is_told_to(held):
-            assert self.told is not None
+            lease_until = self.clock.now() if status is Status.RELEASED else entry.lease_until
+            self._write(
+                holder, replace(entry, status=status, result=result, forget_at=forget_at, lease_until=lease_until)
+            )
+        elif self._is_answer_to(holder):
+            assert self.entry is not None
             assert isinstance(answer, operation.Superseded)
-            assert answer.record.result == self.told.result
+            assert answer.record.result == self.entry.result
         else:
             assert not isinstance(answer, operation.Written | operation.Superseded)
 
-    def _is_told_to(self, held: _Held) -> bool:
-        """Whether another's result answers ``held``: one of the same arguments."""
-        same = self.told is not None and self.told.fingerprint == self.remembered[held.number].fingerprint
-        return same and self.told is not None and self.told.status is Status.COMPLETED
+    def _is_answer_to(self, holder: _Holder) -> bool:
+        """Whether another's result answers ``holder``: one of the same arguments."""
+        same = self.entry is not None and self.entry.fingerprint == self.remembered[holder.number].fingerprint
+        return same and self.entry is not None and self.entry.status is Status.COMPLETED
 
     @stateful.rule(step=st.sampled_from(_STEPS), back=st.sampled_from([False, False, False, True]))
     def clock_moves(self, step: int, back: bool) -> None:
         self.clock.advance(-step if back else step)
 
-    @stateful.precondition(lambda self: self.told is not None)
+    @stateful.precondition(lambda self: self.entry is not None)
     @stateful.rule(error=st.sampled_from([-1, 0, 0, 1]))
     def clock_reaches_a_limit(self, error: int) -> None:
         """Time passes to the very millisecond at which a lease or an outcome is over, or to one beside it."""
-        told = self.told
-        assert told is not None
-        limit = told.lease_until + GRACE if told.forget_at is None else told.forget_at * 1000
+        entry = self.entry
+        assert entry is not None
+        limit = entry.lease_until + GRACE if entry.forget_at is None else entry.forget_at * 1000
         self.clock.milliseconds = max(self.clock.milliseconds, limit + error)
 
-    @stateful.precondition(lambda self: self.told is not None and self.told.status is Status.IN_PROGRESS)
+    @stateful.precondition(lambda self: self.entry is not None and self.entry.status is Status.IN_PROGRESS)
     @stateful.rule(fault=_FAULTS)
     def somebody_else_finishes(self, fault: Fault) -> None:
         """The holder sleeps through its lease; a successor takes over and completes."""
-        told = self.told
-        assert told is not None
-        self.clock.milliseconds = max(self.clock.milliseconds, told.lease_until + GRACE)
-        if not self._may_be_taken_over(told):
+        entry = self.entry
+        assert entry is not None
+        self.clock.milliseconds = max(self.clock.milliseconds, entry.lease_until + GRACE)
+        if not self._may_be_taken_over(entry):
             return
-        decision = claim(self.store, self._operation(told.fingerprint, refuse=False))
+        decision = claim(self.store, self._operation(entry.fingerprint, refuse=False))
         assert isinstance(decision, operation.Run)
-        self._end(self._granted(decision, told.fingerprint, told), fault, Status.COMPLETED, _THEIRS)
+        self._end(self._grant(decision, entry.fingerprint, entry), fault, Status.COMPLETED, _THEIRS)
 
     @stateful.rule()
     def late_write_lands(self) -> None:
@@ -243,28 +245,28 @@ class StoreMachine(stateful.RuleBasedStateMachine):
     def store_collects(self) -> None:
         """The server deletes an expired outcome, late as always."""
         record = self.store.get(self.key)
-        if record is not None and self.told is not None and self._counted() is None:
+        if record is not None and self.entry is not None and self._current() is None:
             assert self.store.delete(self.key, record.revision)
-            self.told = None
+            self.entry = None
 
-    @stateful.precondition(lambda self: self.told is not None)
+    @stateful.precondition(lambda self: self.entry is not None)
     @stateful.rule()
     def store_forgets(self) -> None:
         """A fail-over to a copy that is behind, or an operator's hand: the record is gone before its time."""
         record = self.store.get(self.key)
         assert record is not None
         assert self.store.delete(self.key, record.revision)
-        self.told = None
+        self.entry = None
 
     @stateful.invariant()
-    def stored_record_is_as_told(self) -> None:
+    def stored_record_is_the_entry(self) -> None:
         """What is stored is what the oracle says, field by field."""
         record = self.store.get(self.key)
-        if self.told is None:
+        if self.entry is None:
             assert record is None
             return
         assert record is not None
-        assert _told_by(record, self.told.holder) == self.told
+        assert _entry_of(record, self.entry.holder) == self.entry
 
     def teardown(self) -> None:
         self.store.close()
@@ -275,41 +277,43 @@ class StoreMachine(stateful.RuleBasedStateMachine):
         identity = Identity(self.key, fingerprint)
         return operation.Operation(identity=identity, policy=policy, task="t", task_id="id", worker="w", grace=GRACE)
 
-    def _granted(self, decision: operation.Run, fingerprint: str, told: _Told | None) -> _Held:
+    def _grant(self, decision: operation.Run, fingerprint: str, entry: _Entry | None) -> _Holder:
         now = self.clock.now()
-        previous = self.told.token if self.told else 0
+        previous = self.entry.token if self.entry else 0
         self.count += 1
-        takeovers = told.takeovers + 1 if told and told.status is Status.IN_PROGRESS else 0
-        attempts, token = told.attempts + 1 if told else 1, max(previous + 1, now)
-        told_now = _Told(Status.IN_PROGRESS, self.count, token, now + LEASE, fingerprint, attempts, takeovers)
+        takeovers = entry.takeovers + 1 if entry and entry.status is Status.IN_PROGRESS else 0
+        attempts, token = entry.attempts + 1 if entry else 1, max(previous + 1, now)
+        claimed = _Entry(Status.IN_PROGRESS, self.count, token, now + LEASE, fingerprint, attempts, takeovers)
         times: Any = {"lease": LEASE, "retain": RETAIN, "claimed_at": self.clock.monotonic(), "clock": self.clock}
         attempt = Claim(self.store, decision.record, **times)
-        held = _Held(self.count, attempt)
-        self.holders[decision.record.owner] = held.number
-        self._wrote(held, told_now)
-        return held
+        holder = _Holder(self.count, attempt)
+        self.holders[decision.record.owner] = holder.number
+        self._write(holder, claimed)
+        return holder
 
-    def _wrote(self, held: _Held, told: _Told) -> None:
-        self.told = self.remembered[held.number] = told
+    def _write(self, holder: _Holder, entry: _Entry) -> None:
+        self.entry = self.remembered[holder.number] = entry
 
-    def _counted(self) -> _Told | None:
-        """What is told, unless its outcome is forgotten by now."""
-        if self.told and self.told.forget_at is not None and self.told.forget_at * 1000 <= self.clock.now():
+    def _current(self) -> _Entry | None:
+        """The entry, unless its outcome is forgotten by now."""
+        if self.entry and self.entry.forget_at is not None and self.entry.forget_at * 1000 <= self.clock.now():
             return None
-        return self.told
+        return self.entry
 
-    def _is_over(self, told: _Told) -> bool:
-        return told.status is Status.IN_PROGRESS and self.clock.now() >= told.lease_until + GRACE
+    def _is_over(self, entry: _Entry) -> bool:
+        return entry.status is Status.IN_PROGRESS and self.clock.now() >= entry.lease_until + GRACE
 
-    def _may_be_taken_over(self, told: _Told) -> bool:
-        return self._is_over(told) and told.takeovers < _MAX_TAKEOVERS
+    def _may_be_taken_over(self, entry: _Entry) -> bool:
+        return self._is_over(entry) and entry.takeovers < _MAX_TAKEOVERS
 
-    def _held_by(self, held: _Held, status: Status) -> _Told | None:
-        """What ``held`` may go on from to ``status``: what is its own, also where the store has forgotten it."""
-        if self.told is None:
-            return self.remembered[held.number]
-        goes_on = self.told.status is Status.IN_PROGRESS or (self.told.status is Status.UNKNOWN and status in OUTCOMES)
-        return self.told if goes_on and self.told.holder == held.number else None
+    def _own_entry(self, holder: _Holder, status: Status) -> _Entry | None:
+        """What ``holder`` may go on from to ``status``: what is its own, also where the store has forgotten it."""
+        if self.entry is None:
+            return self.remembered[holder.number]
+        goes_on = self.entry.status is Status.IN_PROGRESS or (
+            self.entry.status is Status.UNKNOWN and status in OUTCOMES
+        )
+        return self.entry if goes_on and self.entry.holder == holder.number else None
 
 
 def run_machine(
