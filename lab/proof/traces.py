@@ -201,10 +201,9 @@ def _words(trace: Trace, after: int, promise: str) -> str:
     for number, line in enumerate(trace.lines[: after + 1], 1):
         new, stored = line.new, line.answer
         shown = f"{stored.status} {stored.revision[:8]}" if isinstance(stored, Record) else stored or "nothing"
-        over = (line.expected or "nothing")[:8]
         has = f"token {new.fencing_token}, takeovers {new.takeovers}, {len(new.steps)} steps"
-        asked = f"{line.actor} writes {new.status} {new.revision[:8]} of {new.owner[:8]} ({has}) over {over}"
-        said.append(f"  {number}. {asked}: {shown}")
+        asked = f"{line.actor} writes {new.status} {new.revision[:8]} of {new.owner[:8]} ({has})"
+        said.append(f"  {number}. {asked} over {(line.expected or 'nothing')[:8]}: {shown}")
     return "\n".join(said)
 
 
