@@ -9,7 +9,7 @@ from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.contents import reveal
 from celery_idempotent.protocol.operation import is_forgotten
 from celery_idempotent.protocol.record import ENCRYPTED_TEXT, Record, Status
-from celery_idempotent.protocol.store import Store
+from celery_idempotent.protocol.store import IndexedStore, Store, Wanted
 
 _MOST_NAMED = 5
 """Keys that an error names where a text fits several records."""
@@ -19,6 +19,9 @@ _SHORTEST = 4
 
 FORGOTTEN = "FORGOTTEN"
 """What people are shown instead of the status of an outcome that no longer counts."""
+
+
+_MAY_BE_FORGOTTEN = frozenset({FORGOTTEN, "COMPLETED", "FAILED"})
 
 
 def status_of(record: Record, now: int) -> str:
@@ -57,6 +60,20 @@ class Filter:
             and (self.key is None or _is_named(record, self.key))
         )
 
+    def question(self, now: int, oldest: int | None = None) -> Wanted:
+        """What to ask a store for; it may give more."""
+        return {
+            "status": None if self.status in (None, FORGOTTEN) else Status(self.status),
+            "task": self.task,
+            "worker": self.worker,
+            "label": self.whole_label,
+            "label_prefix": self.label[:-1] if self.label and not self.whole_label else None,
+            "name": _as_stored(self.key),
+            "before": None if self.older_than is None else now - self.older_than,
+            # An outcome may count no longer, and nobody but this side can read every label.
+            "oldest": None if self.status in _MAY_BE_FORGOTTEN or self.label or self.key else oldest,
+        }
+
     @property
     def whole_label(self) -> str | None:
         """The label, where it is given whole, so that a store can look for it."""
@@ -68,12 +85,14 @@ class Filter:
         return fits and label != ""  # a record that has none is not meant, also by a label that a script left empty
 
 
-def found(store: Store, wanted: Filter) -> Iterator[Record]:
-    """The records that are meant, in no order; ``PolicyError`` where a label is asked for that cannot be read here."""
+def found(store: Store, wanted: Filter, *, oldest: int | None = None) -> Iterator[Record]:
+    """The records that are meant, in no order; ``PolicyError`` where a label is asked for that cannot be read here.
+
+    With ``oldest``, perhaps only so many of them that were written first.
+    """
     now = store.now()
-    status = None if wanted.status in (None, FORGOTTEN) else Status(wanted.status)
     likely = replace(wanted, label=None)
-    for record in store.scan(status=status, task=wanted.task, label=wanted.whole_label):
+    for record in store.scan(**wanted.question(now, oldest)):
         if not likely.matches(record, now):
             continue
         if wanted.label is not None and _is_unread(record):
@@ -91,6 +110,11 @@ def _is_unread(record: Record) -> bool:
     return record.label.startswith(ENCRYPTED_TEXT)
 
 
+def reads_all(store: Store, wanted: Filter) -> bool:
+    """Whether the store says that it must look at all its records to tell which are meant."""
+    return isinstance(store, IndexedStore) and store.reads_all(**wanted.question(0))
+
+
 def looked_up(store: Store, text: str, *, task: str | None = None) -> Record:
     """The one record that ``text`` means: its key, the beginning of its key or of its key's hash, its task id or label.
 
@@ -102,7 +126,7 @@ def looked_up(store: Store, text: str, *, task: str | None = None) -> Record:
     if record is not None and task in (None, record.task):
         return reveal(store, record)
     unread, fitting = 0, list[Record]()
-    for record in store.scan(task=task):
+    for record in store.scan(task=task, name=_as_stored(text)):
         unread += _is_unread(record)
         is_name = text != "" and text in (record.task_id, record.label, one_line(record.label))
         if is_name or (len(text) >= _SHORTEST and _is_named(record, text)):
@@ -119,6 +143,11 @@ def looked_up(store: Store, text: str, *, task: str | None = None) -> Record:
     elif unread:
         why += f" that can be read: {unread} are encrypted, and idempotency_cipher has no key for them here"
     raise PolicyError("key", repr(text), why)
+
+
+def _as_stored(text: str | None) -> str | None:
+    """The text, where it cannot be one that was printed with escapes, which no store knows."""
+    return None if text is None or "\\" in text else text
 
 
 def _is_named(record: Record, text: str) -> bool:

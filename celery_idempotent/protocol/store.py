@@ -16,7 +16,7 @@ there. Meaning lives in :mod:`celery_idempotent.protocol.operation`, so a store 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 from celery_idempotent.protocol.record import Record, Status
 
@@ -37,6 +37,27 @@ class WriteFailed(Exception):
         super().__init__(position, reason)
         self.position = position
         self.reason = reason
+
+
+class Wanted(TypedDict, total=False):
+    """Which records a scan is for: None, or left out, asks for nothing.
+
+    Every store gives those of a status, task or label alone. The rest helps one that would have to send what nobody
+    asked for, and may be ignored. Where a label could be meant, one that is encrypted may be the one.
+    """
+
+    status: Status | None
+    task: str | None
+    label: str | None
+    #: How the label begins.
+    label_prefix: str | None
+    worker: str | None
+    #: The task id or the label, or how the key or what stands behind its last colon begins; also behind a task's name.
+    name: str | None
+    #: Written before that time, in milliseconds on the store's clock.
+    before: int | None
+    #: So many are enough, if all others were written later.
+    oldest: int | None
 
 
 class Store(Protocol):
@@ -72,15 +93,11 @@ class Store(Protocol):
             StoreUnavailable: The store did not answer.
         """
 
-    def scan(
-        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
-    ) -> Iterator[Record]:
-        """All records, in no order, optionally of one status, task or label.
-
-        What it reads to find them is the store's affair: one that has no index for the question reads everything.
+    def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
+        """All records, in no order, or those that are wanted.
 
         A record that cannot be read is named in the log and passed over: :func:`celery_idempotent.stores.readable`.
-        Asked for a status, task or label, a store may pass over in silence what is certainly not meant.
+        Of what is certainly not wanted, a store says nothing.
         """
 
     def delete(self, key: str, expected: str) -> bool:
@@ -128,6 +145,14 @@ class PurgeableStore(Protocol):
         Raises:
             StoreUnavailable: No certain answer; some may be deleted.
         """
+
+
+@runtime_checkable
+class IndexedStore(Protocol):
+    """A store that can tell, before a scan, what it takes."""
+
+    def reads_all(self, **wanted: Unpack[Wanted]) -> bool:
+        """Whether no index tells which records these are, so that all must be looked at."""
 
 
 @runtime_checkable

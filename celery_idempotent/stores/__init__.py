@@ -12,6 +12,7 @@ from celery_idempotent.printable import not_installed, say, scheme_of
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import (
     CommittingStore,
+    IndexedStore,
     Outbox,
     OutboxMessage,
     PurgeableStore,
@@ -22,11 +23,13 @@ from celery_idempotent.protocol.store import (
     TransactionalStore,
     VerifiableStore,
     WaitingMessage,
+    Wanted,
     WriteFailed,
 )
 
 __all__ = [
     "CommittingStore",
+    "IndexedStore",
     "Outbox",
     "OutboxMessage",
     "PurgeableStore",
@@ -37,6 +40,7 @@ __all__ = [
     "TransactionalStore",
     "VerifiableStore",
     "WaitingMessage",
+    "Wanted",
     "WriteFailed",
     "open_store",
     "readable",

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
@@ -39,22 +39,24 @@ from celery_idempotent.protocol.contents import (
     pack_small,
     pointer_in,
 )
-from celery_idempotent.protocol.record import ENCRYPTED_TEXT, Record, RecordUnreadable, Status
+from celery_idempotent.protocol.record import ENCRYPTED_TEXT, Record, RecordUnreadable
 from celery_idempotent.protocol.steps import Finished, to_plain
 from celery_idempotent.protocol.store import (
     CommittingStore,
+    IndexedStore,
     Outbox,
     PurgeableStore,
     Store,
     Transaction,
     TransactionalStore,
     VerifiableStore,
+    Wanted,
 )
 from celery_idempotent.stores.objects import LargeResults, ObjectMissing
 
 _VERBS = [
     name
-    for kind in (Store, VerifiableStore, PurgeableStore, CommittingStore, TransactionalStore, Outbox)
+    for kind in (Store, VerifiableStore, PurgeableStore, IndexedStore, CommittingStore, TransactionalStore, Outbox)
     for name in vars(kind)
     if not name.startswith("_")
 ]
@@ -236,6 +238,8 @@ class Sealed(StoreAround):
             self.swap_with = self._swap_with
         if isinstance(store, TransactionalStore):
             self.begin = self._begin
+        if isinstance(store, IndexedStore):
+            self.reads_all = lambda **wanted: store.reads_all(**{**wanted, "label": None, "label_prefix": None})
 
     # -- records
 
@@ -264,11 +268,10 @@ class Sealed(StoreAround):
         stored = self.within.get(key)
         return stored and _with_texts(stored, self._decrypt_text)
 
-    def scan(
-        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
-    ) -> Iterator[Record]:
+    def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`; of a label that cannot be read nobody knows what it is."""
-        for stored in self.within.scan(status=status, task=task):  # no index knows what is encrypted
+        label = wanted.pop("label", None)  # no index knows what is encrypted
+        for stored in self.within.scan(**wanted):
             record = _with_texts(stored, self._decrypt_text)
             if label in (None, record.label) or record.label.startswith(ENCRYPTED_TEXT):
                 yield record

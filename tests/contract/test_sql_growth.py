@@ -1,6 +1,7 @@
 """What a table costs as it grows: where ends are written, what lists read, and what a purge of PostgreSQL leaves."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
@@ -98,21 +99,32 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize(
     ("wanted", "found", "index"),
-    [({"status": Status.UNKNOWN}, 20, "status"), ({"label": "acme/7"}, 20, "label"), ({"task": "none"}, 0, None)],
+    [
+        ({"status": Status.UNKNOWN}, 20, "status"),
+        ({"label": "acme/7"}, 20, "label"),
+        ({"label_prefix": "acme/"}, 20, "label"),
+        ({"task": "none"}, 0, None),
+        ({"name": "none"}, 0, None),
+        ({"oldest": 20}, 20, None),
+    ],
 )
 def test_list_reads_its_index(
     large: tuple[Database, str], wanted: dict[str, Any], found: int, index: str | None
 ) -> None:
-    """The twenty that are meant are found without a look at the others; the plan shows if there is no index."""
+    """Few are sent, and where an index tells, few are looked at; the store says which these are, as the plan shows."""
     database, table = large
+    if database.dialect == "sqlite" and "label_prefix" in wanted:
+        index = None  # whose LIKE knows no case
     statements: list[Any] = []
     with database.engine() as engine:
         event.listen(engine, "before_cursor_execute", lambda _c, _cu, sql, told, *_: statements.append((sql, told)))
-        assert len(list(SQLStore(engine, table=table).scan(**wanted))) == found
+        store = SQLStore(engine, table=table)
+        assert len(list(store.scan(**wanted))) == found
+        assert store.reads_all(**wanted) is (index is None)
         sql, told = next(each for each in statements if each[0].startswith("SELECT") and "LIMIT" in each[0])
         with engine.connect() as connection:
             rows = connection.exec_driver_sql(f"{_EXPLAIN[database.dialect]} {sql}", told).all()
-    plan = json.dumps([list(each) for each in rows])
+    plan = re.sub(r"possible_keys[^]]*", "", json.dumps([list(each) for each in rows]))
 
     assert [each for each in ("status", "label") if f"{table}_{each}" in plan] == ([index] if index else [])
     if database.dialect == "postgresql" and index == "status":  # whose index sums up ranges of pages

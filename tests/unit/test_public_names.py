@@ -33,8 +33,8 @@ NAMES = {
     "celery_idempotent.outbox": "relay send",
     "celery_idempotent.beat": "PersistentScheduler SchedulerMixin",
     "celery_idempotent.stores": """
-        CommittingStore Outbox OutboxMessage PurgeableStore RecordTooLarge Store TakenMessage Transaction
-        TransactionalStore VerifiableStore WaitingMessage WriteFailed open_store readable
+        CommittingStore IndexedStore Outbox OutboxMessage PurgeableStore RecordTooLarge Store TakenMessage Transaction
+        TransactionalStore VerifiableStore WaitingMessage Wanted WriteFailed open_store readable
     """,
     "celery_idempotent.stores.dynamodb": "DynamoDBStore",
     "celery_idempotent.stores.objects": "LargeResults ObjectMissing ObjectStore open_large_results",

@@ -96,13 +96,14 @@ class _Pages:
             search = search_of(request.query_params)
         except ValueError as error:
             return self._message(request, HTTPStatus.BAD_REQUEST, "This search cannot be understood", str(error))
-        records, more = answer(self._store, search)
+        records, more, is_linear = answer(self._store, search)
         return self._page(
             request,
             "records.html",
             search=search,
             records=records,
             more=more,
+            reads_all=is_linear,
             all_chosen="all" in request.query_params,
             tasks=sorted(each.name for each in binding.idempotent_tasks(self._app)),
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from celery_idempotent.engine.search import FORGOTTEN, Filter, found
+from celery_idempotent.engine.search import FORGOTTEN, Filter, found, reads_all
 from celery_idempotent.integration.operating import display, verdicts
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
@@ -39,8 +39,8 @@ def search_of(query: Mapping[str, str]) -> dict[str, Any]:
     return {**search, "page": search["page"] or 1}
 
 
-def answer(store: Store, search: Mapping[str, Any]) -> tuple[list[Record], bool]:
-    """The records of the page, the oldest write first, and whether there are more behind them.
+def answer(store: Store, search: Mapping[str, Any]) -> tuple[list[Record], bool, bool]:
+    """The records of the page, the oldest write first; whether there are more behind them, and whether all were read.
 
     Reads up to the end of the page and no further. A whole key is one request.
     """
@@ -48,10 +48,10 @@ def answer(store: Store, search: Mapping[str, Any]) -> tuple[list[Record], bool]
     wanted = Filter(**texts, older_than=search["older"] * 1000 or None)
     record = store.get(search["key"]) if search["key"] else None
     if record is not None:
-        return [record] if wanted.matches(record, store.now()) else [], False
+        return [record] if wanted.matches(record, store.now()) else [], False, False
     first = (search["page"] - 1) * PAGE
     records = list(islice(found(store, wanted), first, first + PAGE + 1))
-    return sorted(records[:PAGE], key=lambda each: each.updated_at), len(records) > PAGE
+    return sorted(records[:PAGE], key=lambda each: each.updated_at), len(records) > PAGE, reads_all(store, wanted)
 
 
 CHOICES: Mapping[Action, tuple[str, str]] = {

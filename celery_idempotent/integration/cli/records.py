@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from heapq import nsmallest
@@ -12,7 +12,7 @@ import click
 from celery import Celery
 
 from celery_idempotent.engine.claim import effect_key
-from celery_idempotent.engine.search import FORGOTTEN, Filter, found, looked_up
+from celery_idempotent.engine.search import FORGOTTEN, Filter, found, looked_up, reads_all
 from celery_idempotent.engine.verdicts import require
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.integration.binding import idempotent_tasks
@@ -29,6 +29,7 @@ from celery_idempotent.protocol.contents import pointer_in
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, Finished
+from celery_idempotent.protocol.store import Store
 from celery_idempotent.protocol.verdicts import Action, counts_until, is_erased
 
 
@@ -145,7 +146,7 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     page at a time, and of each key what show, resolve, release and forget take for it.
     """
     wanted = Filter(**filters)
-    records = screen.counted("reading", found(call.runtime.store, wanted))
+    records = _reading(call.runtime.store, wanted, oldest=limit + 1 if limit < _MOST_AT_ONCE else None)
     oldest = nsmallest(limit + 1, records, key=lambda record: record.updated_at)
     listed, now = oldest[:limit], call.runtime.store.now()
     if call.as_json:
@@ -156,6 +157,17 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
         click.echo(f"Warning: there are more than these {limit}; ask for fewer, or give --limit", err=True)
     if not listed:
         _advise_on(wanted, call.app)
+
+
+_MOST_AT_ONCE = 1_000
+"""Records that a store is asked to sort."""
+
+
+def _reading(store: Store, wanted: Filter, oldest: int | None = None) -> Iterator[Record]:
+    """The records that are meant, after a line where all records have to be looked at."""
+    if reads_all(store, wanted):
+        click.echo("No index tells which these are: all records are read.", err=True)
+    return screen.counted("reading", found(store, wanted, oldest=oldest))
 
 
 _HEADS = ("STATUS", "AGE", "UPDATED", "ATTEMPTS", "TASK", "LABEL", "KEY", "WORKER")
@@ -349,8 +361,8 @@ def _judge(
     if key is not None:
         records = [looked_up(store, key, task=wanted.task)]
     else:
-        meant = found(store, replace(wanted, status=wanted.status or status_of_many))
-        records = [each for each in screen.counted("reading", meant) if not is_erased(each)]
+        meant = _reading(store, replace(wanted, status=wanted.status or status_of_many))
+        records = [each for each in meant if not is_erased(each)]
         records.sort(key=lambda record: record.updated_at)
     now = store.now()
     fates: _Fates = {"judged": [], "refused": [], "unclear": [], "left": []}

@@ -64,13 +64,17 @@ class Indexes:
         #: What marks an item that needs a person; nothing, if nobody looks for it.
         self.mark: Mapping[str, Any] = {ATTENTION: {"S": str(Status.UNKNOWN)}} if unknown else {}
 
+    def of(self, status: Status | None, label: str | None) -> tuple[Index, str] | None:
+        """The index that is configured for a question, and what to look for in it."""
+        values = {ATTENTION: str(Status.UNKNOWN) if status == Status.UNKNOWN else "", _LABEL: label or ""}
+        return next(((each, values[each.attribute]) for each in self.all if values[each.attribute]), None)
+
     def keys(self, status: Status | None, label: str | None) -> Iterator[Mapping[str, Any]] | None:
         """The keys of the items that may be meant; None if no index tells, which is logged where one should."""
-        values = {ATTENTION: str(Status.UNKNOWN) if status == Status.UNKNOWN else "", _LABEL: label or ""}
-        index = next((each for each in self.all if values[each.attribute]), None)
-        if index is None:
+        if (found := self.of(status, label)) is None:
             return None
-        question = self._question(index, values[index.attribute])
+        index, value = found
+        question = self._question(index, value)
         first = self._ask("Query", _MISSING, **question)
         if refusal_of(first):
             say(logger.warning, "index_missing", table=self._table, index=index.name, reason=text_of(first))

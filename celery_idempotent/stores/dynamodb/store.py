@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import botocore
@@ -28,7 +28,7 @@ from celery_idempotent._version import __version__
 from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
+from celery_idempotent.protocol.store import RecordTooLarge, Wanted, WriteFailed
 from celery_idempotent.stores import readable
 from celery_idempotent.stores.dynamodb.direct import DirectPath, Unfit
 from celery_idempotent.stores.dynamodb.items import (
@@ -245,11 +245,10 @@ class DynamoDBStore:
     def get(self, key: str) -> Record | None:
         return self._record_in(self._ask("GetItem", TableName=self.table, Key=self._key(key), ConsistentRead=True))
 
-    def scan(
-        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
-    ) -> Iterator[Record]:
+    def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`; by an index where one is configured that tells."""
-        meant = self._attributes_of(status=status, task=task, label=label)
+        status, label = wanted.get("status"), wanted.get("label")
+        meant = self._attributes_of(status=status, task=wanted.get("task"), label=label)
         keys = self._indexes.keys(status, label)
         if keys is None:
             items = self._scanned(meant)
@@ -260,6 +259,10 @@ class DynamoDBStore:
             # An index is a moment behind: what counts is what the table has.
             items = (each for each in found if meant.items() <= each.items())
         yield from readable(items, self._record, self._key_of)
+
+    def reads_all(self, **wanted: Unpack[Wanted]) -> bool:
+        """See :meth:`celery_idempotent.stores.IndexedStore.reads_all`; an index that is missing counts as there."""
+        return self._indexes.of(wanted.get("status"), wanted.get("label")) is None
 
     def delete(self, key: str, expected: str) -> bool:
         condition = self._condition(expected)

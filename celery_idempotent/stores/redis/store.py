@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 from uuid import uuid4
 
 import redis
@@ -25,6 +25,7 @@ from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisco
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import ANY_TEXT
 from celery_idempotent.protocol.record import BLANK, Record, Status
+from celery_idempotent.protocol.store import Wanted
 from celery_idempotent.stores import readable
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.failures import (
@@ -150,13 +151,11 @@ class RedisStore:
         stored = self._ask("get", lambda client: client.hgetall(self._redis_key(key)))
         return record_of(key, cast(dict[bytes, bytes], stored), store=self._name) if stored else None
 
-    def scan(
-        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
-    ) -> Iterator[Record]:
+    def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`. While the server resizes, it may list a record twice."""
         pattern = re.sub(rb"([*?\[\\])", rb"\\\1", self._redis_key("")) + b"*"
-        asked = {"status": status, "task": task, "label": label}
-        wanted = {name: str(each) for name, each in asked.items() if each is not None}
+        asked = {name: wanted.get(name) for name in ("status", "task", "label", "worker")}
+        meant = {name: str(each) for name, each in asked.items() if each is not None}
 
         def read(found: tuple[bytes, Mapping[bytes, bytes] | ResponseError]) -> Record | None:
             name, stored = found
@@ -165,12 +164,16 @@ class RedisStore:
             key = text_of(name).removeprefix(self._prefix)
             return record_of(key, stored, store=self._name) if stored else None  # deleted since
 
-        found = self._ask("scan", lambda client: pages(client, pattern, wanted))
+        found = self._ask("scan", lambda client: pages(client, pattern, meant))
         while (page := self._ask("scan", lambda client: next(found, None))) is not None:
             for record in readable(page, read, lambda each: text_of(each[0])):
                 # It may have changed since it was found.
-                if all(getattr(record, name) == each for name, each in wanted.items()):
+                if all(getattr(record, name) == each for name, each in meant.items()):
                     yield record
+
+    def reads_all(self, **wanted: Unpack[Wanted]) -> bool:
+        """See :meth:`celery_idempotent.stores.IndexedStore.reads_all`."""
+        return True
 
     def delete(self, key: str, expected: str) -> bool:
         deleted, _ = self._run("delete", key, expected, "", b"")

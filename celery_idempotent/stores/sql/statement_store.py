@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from secrets import token_hex
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, Unpack, cast
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,7 @@ from sqlalchemy.engine.interfaces import Dialect
 
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import BLANK, Record, Status
-from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage
+from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage, Wanted
 from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.failures import Meaning, warn_if_exposed
 from celery_idempotent.stores.sql.drivers import exposure
@@ -167,11 +167,14 @@ class StatementStore(ABC, Generic[_C]):
         """See :meth:`celery_idempotent.stores.Store.get`; inside a transaction, what that transaction sees."""
         return self._statements.get(self._asking("get"), key)
 
-    def scan(
-        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
-    ) -> Iterator[Record]:
-        """See :meth:`celery_idempotent.stores.Store.scan`; in the order of the keys, by many short statements."""
-        return self._statements.scan(self._asking("scan"), status=status, task=task, label=label)
+    def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.stores.Store.scan`; by many short statements."""
+        return self._statements.scan(self._asking("scan"), **wanted)
+
+    def reads_all(self, **wanted: Unpack[Wanted]) -> bool:
+        """See :meth:`celery_idempotent.stores.IndexedStore.reads_all`; SQLite's index knows no beginnings."""
+        by_label = wanted.get("label") or (self.dialect != "sqlite" and wanted.get("label_prefix"))
+        return not by_label and wanted.get("status") in (None, Status.COMPLETED)
 
     def delete(self, key: str, expected: str) -> bool:
         return self._statements.delete(self._asking("delete"), key, expected)

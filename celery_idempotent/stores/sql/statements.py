@@ -22,14 +22,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.types import TypeEngine, UserDefinedType
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import ENCRYPTED_TEXT, Record, Status
+from celery_idempotent.protocol.store import Wanted
 from celery_idempotent.stores import readable
 from celery_idempotent.stores.sql.schema import KEY
 
@@ -161,29 +162,49 @@ class Statements:
     def get(self, execute: Execute, key: str) -> Record | None:
         return self._found(execute(self._get, {"key": self._as_compared(key)}))
 
-    def scan(
-        self, execute: Execute, *, status: Status | None = None, task: str | None = None, label: str | None = None
-    ) -> Iterator[Record]:
-        """See :meth:`celery_idempotent.stores.Store.scan`; in the order of the keys, by many short statements."""
-        page = sa.select(self._table).order_by(self._key)
-        if status is not None:
-            page = page.where(self._table.c.status == str(status))
-        if task is not None:
-            page = page.where(self._equals("task", sa.literal(self._as_compared(task), self._text)))
-        if label is not None:
-            page = page.where(self._has_label(label))
-        rest = page
-        while rows := self._page(execute, rest):
-            yield from readable(rows, partial(self._whole, execute, page), _key_of)
-            rest = page.where(self._key > _comparable(rows[-1]))
+    def scan(self, execute: Execute, **wanted: Unpack[Wanted]) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.stores.Store.scan`; in the order of the keys, or of time where few are enough.
 
-    def _page(self, execute: Execute, rest: sa.Select[Any]) -> Sequence[Row]:
-        """The next rows; of a page with text that is not UTF-8, which only SQLite keeps, the keys alone, as bytes."""
+        The database looks at all rows where no index tells, in one statement, and sends those that are wanted.
+        """
+        page, oldest, read, found = sa.select(self._table).where(*self._conditions(wanted)), wanted.get("oldest"), 0, 0
+        rest = page.order_by(self._table.c.updated_at, self._key) if oldest else page.order_by(self._key)
+        while rows := self._page(execute, rest.limit(oldest or _PAGE)):
+            for record in readable(rows, partial(self._whole, execute, page), _key_of):
+                found += 1
+                yield record
+            if oldest and found >= oldest:
+                return
+            read += len(rows)
+            rest = rest.offset(read) if oldest else page.order_by(self._key).where(self._key > _comparable(rows[-1]))
+
+    def _conditions(self, wanted: Wanted) -> Iterator[sa.ColumnElement[bool]]:
+        columns = self._table.c
+        if (status := wanted.get("status")) is not None:
+            yield columns.status == str(status)
+        for name in ("task", "worker"):
+            if (value := wanted.get(name)) is not None:
+                yield self._equals(name, sa.literal(self._as_compared(str(value)), self._text))
+        if (label := wanted.get("label")) is not None:
+            yield self._has_label(label)
+        if (before := wanted.get("before")) is not None:
+            yield columns.updated_at < before
+        is_encrypted = columns.label.startswith(ENCRYPTED_TEXT)
+        if (prefix := wanted.get("label_prefix")) is not None:
+            yield columns.label.startswith(_stored(prefix), autoescape=True) | is_encrypted
+        if (text := wanted.get("name")) is not None:
+            key, whole, last = sa.type_coerce(self._key, sa.Text), _stored(text), _stored(text.rpartition(":")[2])
+            begins = [key.startswith(each, autoescape=True) for each in (whole, last)]
+            named = columns.task_id == whole, columns.label == whole, key.contains(f":{last}", autoescape=True)
+            yield sa.or_(*begins, *named, is_encrypted)
+
+    def _page(self, execute: Execute, page: sa.Select[Any]) -> Sequence[Row]:
+        """The rows; of a page with text that is not UTF-8, which only SQLite keeps, the keys alone, as bytes."""
         try:
-            return execute(rest.limit(_PAGE), {}).rows
+            return execute(page, {}).rows
         except UnreadableRow:
             keys = sa.cast(self._key, sa.LargeBinary).label(KEY), sa.func.typeof(self._key).label(_KIND)
-            return execute(rest.with_only_columns(*keys).limit(_PAGE), {}).rows
+            return execute(page.with_only_columns(*keys), {}).rows
 
     def _whole(self, execute: Execute, page: sa.Select[Any], row: Row) -> Record | None:
         """The record of a row, which is fetched now where there is only its key."""

@@ -300,6 +300,9 @@ class StoreContract:
             if name:
                 assert list(store.scan(label=name)) == of_task[:1]
                 assert list(store.scan(label=name, task=name, status=Status.UNKNOWN)) == of_task[:1]
+                assert {each.key for each in store.scan(name=name)} >= {each.key for each in of_task[:1]}
+                prefixed = {each.key for each in written if each.label.startswith(name)}
+                assert {each.key for each in store.scan(label_prefix=name)} >= prefixed
 
     def test_provisioning_and_closing_again_are_harmless(self, store: Store) -> None:
         """Also at once, as from several machines; a closed store may be used again and opens new connections."""
