@@ -106,6 +106,8 @@ class StoreMachine(stateful.RuleBasedStateMachine):
         self.entry: _Entry | None = None
         #: By holder, the entry since its last write: it writes that again where a store forgets.
         self.remembered: dict[int, _Entry] = {}
+        #: By holder that knows of its loss, what answered it then: for no outcome, it asks nothing any more.
+        self.losses: dict[int, _Entry | None] = {}
         self.holders: dict[str, int] = {}
         self.count = 0
 
@@ -166,7 +168,9 @@ class StoreMachine(stateful.RuleBasedStateMachine):
         holder.attempt.renew()
         self.store.faults.clear()
         assert holder.attempt.is_over is (entry is None)
-        if self.entry and entry:
+        if entry is None:
+            self.losses.setdefault(holder.number, self._answer_to(holder))
+        elif self.entry:
             self._write(holder, replace(entry, lease_until=self.clock.now() + LEASE))
 
     @stateful.rule(
@@ -179,7 +183,8 @@ class StoreMachine(stateful.RuleBasedStateMachine):
         self._end(holder, fault, *end)
 
     def _end(self, holder: _Holder, fault: Fault, status: Status, result: str | None) -> None:
-        entry = self._own_entry(holder, status)
+        asks = status in OUTCOMES or holder.number not in self.losses
+        entry = self._own_entry(holder, status) if asks else None
         self.store.faults.append(fault)
         try:
             answer = _ENDS[status, result](holder.attempt)
@@ -193,17 +198,17 @@ class StoreMachine(stateful.RuleBasedStateMachine):
             self._write(
                 holder, replace(entry, status=status, result=result, forget_at=forget_at, lease_until=lease_until)
             )
-        elif self._is_answer_to(holder):
-            assert self.entry is not None
+        elif theirs := self._answer_to(holder) if asks else self.losses[holder.number]:
             assert isinstance(answer, operation.Superseded)
-            assert answer.record.result == self.entry.result
+            assert answer.record.result == theirs.result
         else:
             assert not isinstance(answer, operation.Written | operation.Superseded)
 
-    def _is_answer_to(self, holder: _Holder) -> bool:
-        """Whether another's result answers ``holder``: one of the same arguments."""
-        same = self.entry is not None and self.entry.fingerprint == self.remembered[holder.number].fingerprint
-        return same and self.entry is not None and self.entry.status is Status.COMPLETED
+    def _answer_to(self, holder: _Holder) -> _Entry | None:
+        """Another's result for the same arguments, if there is one."""
+        theirs, mine = self.entry, self.remembered[holder.number]
+        is_result = theirs is not None and theirs.status is Status.COMPLETED and theirs.fingerprint == mine.fingerprint
+        return theirs if is_result else None
 
     @stateful.rule(step=st.sampled_from(_STEPS), back=st.sampled_from([False, False, False, True]))
     def clock_moves(self, step: int, back: bool) -> None:
