@@ -134,19 +134,17 @@ class Proxy:
             client.sendall(b"S")
         return sockets.enter_context(self._tls.wrap_socket(client, server_side=True))
 
-    def _begin_round_trip(self) -> bytearray:
-        trip = bytearray()
+    def _asked(self, request: bytes, trip: bytearray | None) -> tuple[Fault, bytearray]:
+        """What becomes of a request, and the round trip that it is part of: a new one without ``trip``."""
         with self._lock:
-            self.round_trips += 1
-            if self._keeps_trips:
-                self._trips.append(trip)
-        return trip
-
-    def _asked(self, request: bytes, trip: bytearray) -> Fault:
-        with self._lock:
+            if trip is None:
+                trip = bytearray()
+                self.round_trips += 1
+                if self._keeps_trips:
+                    self._trips.append(trip)
             before = bytes(trip)
             trip += request
-            return self.decide(request, before)
+            return self.decide(request, before), trip
 
 
 class _Connection:
@@ -176,9 +174,7 @@ class _Connection:
 
     def _carry_requests(self) -> None:
         for request in _received(self._client, self._proxy._delay):
-            if (trip := self._trip) is None:
-                trip = self._trip = self._proxy._begin_round_trip()
-            fault = self._proxy._asked(request, trip)
+            fault, self._trip = self._proxy._asked(request, self._trip)
             if fault == "request lost":
                 return
             self._loses_reply |= fault == "reply lost"

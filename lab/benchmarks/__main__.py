@@ -7,6 +7,7 @@ Without a PART, all of them run, and docs/benchmarks gets the results; name some
 
 \b
   cpu         CPU per call on DynamoDB, beside bare boto3 and Powertools
+  latency     what a store adds that is 1, 5 or 20 ms away, in round trips
   peers       celery-once and celery-singleton on the same Redis: tasks/s, CPU
   own         the library's own code, in calls of a plain task
   growth      each store with 1,000 to 100,000 records: CPU, time, listing

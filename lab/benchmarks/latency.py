@@ -52,8 +52,8 @@ def measure(servers: Servers, rounds: int) -> Section:
         first = {of: each.line.round_trips for of, each in processes.items()}
         takes = {(*of, call): partial(each.ms, call) for of, each in processes.items() for call in ("plain", *_MOST)}
         samples = sample(takes, rounds, warm_up=_WARM_UP)
+        later = {of: (each.line.round_trips - first[of]) / (_WARM_UP + rounds) for of, each in processes.items()}
     found = {of: quantiles(times, n=100, method="inclusive")[49::49] for of, times in samples.items()}  # p50, p99
-    later = {of: (each.line.round_trips - first[of]) / (_WARM_UP + rounds) for of, each in processes.items()}
 
     def added(name: str, away: int, call: str) -> Sequence[float]:
         return [each - found[name, away, "plain"][0] for each in found[name, away, call]]

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -26,10 +26,6 @@ class Goal:
     def at_most(cls, what: str, most: float, measured: float, unit: str = "", *, digits: int = 3) -> Self:
         """A goal that is reached by costing no more."""
         return cls(what, f"at most {most}{unit}", f"{measured:.{digits}f}", measured <= most)
-
-    @property
-    def verdict(self) -> str:
-        return "reached" if self.reached else "NOT reached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +55,20 @@ def show(console: Console, section: Section) -> None:
         console.print(a_table(escape(grid.title), grid.columns, grid.rows))
     for goal in section.goals:
         console.print(f"  {goal.what}: wanted {goal.wanted}, measured {goal.measured}: ", end="", highlight=False)
-        console.print(goal.verdict, style="green" if goal.reached else "bold red")
+        console.print("[green]reached" if goal.reached else "[bold red]NOT reached")
 
 
 def save(folder: Path, environment: Mapping[str, str], sections: Sequence[Section]) -> None:
-    """Write ``results.csv``, a line for each figure, ``goals.csv`` and ``results.json`` to ``folder``."""
+    """Write ``results.csv``, a line for each figure, and ``results.json``, with goals and methods, to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    figures = (
+    figures = [
         (section.title, grid.title, name, column, figure)
         for section in sections
         for grid in section.grids
         for name, *row in grid.rows
         for column, figure in zip(grid.columns[1:], row, strict=True)
-    )
-    goals = (
-        (each.title, goal.what, goal.wanted, goal.measured, goal.verdict) for each in sections for goal in each.goals
-    )
-    _save_csv(folder / "results.csv", ("section", "table", "row", "column", "figure"), figures)
-    _save_csv(folder / "goals.csv", ("section", "goal", "wanted", "measured", "verdict"), goals)
+    ]
+    with (folder / "results.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([("section", "table", "row", "column", "figure"), *figures])
     kept = [{"title": each.title, "method": each.method, "goals": list(map(asdict, each.goals))} for each in sections]
     (folder / "results.json").write_text(json.dumps({"environment": environment, "sections": kept}, indent=2) + "\n")
-
-
-def _save_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *rows])
