@@ -88,7 +88,7 @@ def judge(evidence: Evidence) -> list[Verdict]:
     for delivery in deliveries(evidence.rows):
         delivered[delivery.operation].append(delivery)
     return [
-        _judged(evidence, operation, promise, rows[operation], delivered[operation])
+        _judge_operation(evidence, operation, promise, rows[operation], delivered[operation])
         for operation, promise in evidence.promises.items()
     ]
 
@@ -119,7 +119,7 @@ def verdict_of(operation: str, seen: Seen, hit: int = 0, *problems: str) -> Verd
     )
 
 
-def _judged(
+def _judge_operation(
     evidence: Evidence, operation: str, promise: Promise, rows: Sequence[Row], delivered: Sequence[Delivery]
 ) -> Verdict:
     record, drained = evidence.final.get(operation), evidence.drained.get(operation)

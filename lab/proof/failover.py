@@ -144,11 +144,11 @@ class _Trial:
             finally:
                 stopped.set()
         load.result()
-        self._until_answered(self._sent)
+        self._wait_for_answers(self._sent)
         for number, operation in enumerate(self._operations):
             self._send(operation, number)
-        self._until_answered(self._sent)
-        return self._judged(seconds, time.monotonic() - began)
+        self._wait_for_answers(self._sent)
+        return self._sum_up(seconds, time.monotonic() - began)
 
     def _send_until(self, stopped: threading.Event) -> None:
         for number, task in enumerate(itertools.cycle(PROMISES)):
@@ -165,9 +165,9 @@ class _Trial:
 
     def _fail_over(self, strike: Strike) -> float:
         """One round; seconds from the strike until all that was sent before the promotion has its answer."""
-        self._until_told("before")
+        self._wait_for_results("before")
         self.pair.cut_off_replica()
-        self._until_told("the replica gets nothing")
+        self._wait_for_results("the replica gets nothing")
         struck = time.time()
         if strike is Strike.KILL:
             self.pair.primary.kill()
@@ -177,33 +177,33 @@ class _Trial:
         touched = list(self._sent)
         if isinstance(self.pair, PostgresPair) and strike is Strike.SPARE:
             self.pair.move_second()
-            self._until_told("two primaries")
+            self._wait_for_results("two primaries")
         self.pair.rejoin()
-        self._lost |= self._forgotten()
-        return self._until_answered(touched) - struck
+        self._lost |= self._find_lost()
+        return self._wait_for_answers(touched) - struck
 
-    def _until_told(self, when: str) -> None:
+    def _wait_for_results(self, when: str) -> None:
         self.progress(f"{self.part.name}, {self.part.strike}: {when}")
         since = time.time()
         with suppress(Timeout):
             until(lambda: sum(row.time > since for row in self._rows("told")) >= ENOUGH, when, DARK)
 
-    def _until_answered(self, sent: Iterable[str]) -> float:
+    def _wait_for_answers(self, sent: Iterable[str]) -> float:
         """When the last of these messages was; one that never is leaves an operation without an end."""
         wanted = set(sent)
         with suppress(Timeout):
-            until(lambda: wanted <= self._answered().keys(), "every answer", PATIENCE)
-        return max(at for each, at in self._answered().items() if each in wanted)
+            until(lambda: wanted <= self._answers().keys(), "every answer", PATIENCE)
+        return max(at for each, at in self._answers().items() if each in wanted)
 
-    def _answered(self) -> Mapping[str, float]:
+    def _answers(self) -> Mapping[str, float]:
         return {row.task_id: row.time for row in reversed(self._rows("told", "told failure"))}
 
-    def _forgotten(self) -> set[str]:
+    def _find_lost(self) -> set[str]:
         """Operations of which somebody was told a result that is not on record."""
-        told, records = self._told(), self._records()  # in this order: what is told is on record before
+        told, records = self._results(), self._records()  # in this order: what is told is on record before
         return {each for each, results in told.items() if results - _results_of(records.get(each))}
 
-    def _told(self) -> Mapping[str, set[str]]:
+    def _results(self) -> Mapping[str, set[str]]:
         told: dict[str, set[str]] = defaultdict(set)
         for row in self._rows("told"):
             told[row.order].add(row.reference)
@@ -217,8 +217,8 @@ class _Trial:
         self.watch.look()
         return [row for row in self.watch.rows if row.what in what]
 
-    def _judged(self, seconds: Sequence[float], lasted: float) -> Failover:
-        told = self._told()
+    def _sum_up(self, seconds: Sequence[float], lasted: float) -> Failover:
+        told = self._results()
         verdicts = list(self._verdicts(told))
         for verdict in verdicts:
             for problem in verdict.problems if self.part.waits else ():

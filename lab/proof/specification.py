@@ -60,7 +60,7 @@ MISTAKES = (*(Bounds(2, 0, mistake=each) for each in _UNSAFE), *_OTHERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Check:
     """What Spin tried, and the way to a broken promise, in words; no way if all of them hold."""
 
     bounds: Bounds
@@ -84,27 +84,27 @@ class Found:
         return {**tried, "states": self.states, "steps": self.steps, "broken": self.promise, "way": self.way}
 
 
-def run(quick: bool) -> Iterator[Found]:
+def run(quick: bool) -> Iterator[Check]:
     """Each part of the check as it is done."""
     return map(check, (*(QUICK if quick else LONG), *MISTAKES))
 
 
-def check(bounds: Bounds) -> Found:
+def check(bounds: Bounds) -> Check:
     """Try every order within ``bounds``. The way to what is broken on purpose is the shortest that there is."""
     order = "-DBFS" if bounds.mistake else "-DNOCLAIM"
     size = ["-O2", "-DCOLLAPSE"] if bounds.actors + bounds.faults > 2 else ["-O0"]
     flags = ["-DNFAIR=6"] if bounds.liveness else ["-DSAFETY", order]
     how = ("-a", "-f") if bounds.liveness else ("-n",)
     with checker(bounds.options, [*size, *flags]) as folder:
-        told = said_by("./pan", "-m100000", *how, folder=folder)
+        told = execute("./pan", "-m100000", *how, folder=folder)
         is_broken = found_in(r"errors: (\d+)", told) != "0"
         if not is_broken and ("Search not completed" in told or "max search depth" in told):
             raise RuntimeError(f"not all was tried: {told}")
-        way = _way(bounds, folder) if is_broken else ()
-        return Found(bounds, _counted("states, stored", told), _counted("transitions", told), way)
+        way = _read_way(bounds, folder) if is_broken else ()
+        return Check(bounds, _read_count("states, stored", told), _read_count("transitions", told), way)
 
 
-def _counted(name: str, told: str) -> int:
+def _read_count(name: str, told: str) -> int:
     return round(float(found_in(rf"([\d.e+]+) {name}", told)))
 
 
@@ -115,12 +115,12 @@ def checker(options: Iterable[str], flags: list[str]) -> Iterator[Path]:
         raise RuntimeError(f"not installed: {', '.join(absent)}")
     with temporary_folder() as folder:
         shutil.copytree(_SOURCES, folder, dirs_exist_ok=True)
-        said_by("spin", *options, "-a", "idempotency.pml", folder=folder)
-        said_by("gcc", "-w", *flags, "-o", "pan", "pan.c", folder=folder)
+        execute("spin", *options, "-a", "idempotency.pml", folder=folder)
+        execute("gcc", "-w", *flags, "-o", "pan", "pan.c", folder=folder)
         yield folder
 
 
-def said_by(*command: str, folder: Path) -> str:
+def execute(*command: str, folder: Path) -> str:
     """What a command says; it must end well."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -128,8 +128,8 @@ def said_by(*command: str, folder: Path) -> str:
     return done.stdout
 
 
-def _way(bounds: Bounds, folder: Path) -> tuple[str, ...]:
-    told = said_by("spin", "-t", "-T", "-B", *bounds.options, "idempotency.pml", folder=folder)
+def _read_way(bounds: Bounds, folder: Path) -> tuple[str, ...]:
+    told = execute("spin", "-t", "-T", "-B", *bounds.options, "idempotency.pml", folder=folder)
     steps = (line.partition("spin:")[0].strip() for line in told.splitlines())
     return tuple(step for step in steps if step and not step.startswith("Never claim"))
 

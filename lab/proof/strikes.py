@@ -52,9 +52,9 @@ class _Striker:
     def __init__(self, at: int = 0, strike: type[BaseException] = Limit) -> None:
         self.lines, self.place, self._at, self._strike = 0, "", at, strike
 
-    def struck(self, call: Callable[[str], Any], order: str) -> BaseException | None:
+    def strike(self, call: Callable[[str], Any], order: str) -> BaseException | None:
         """What the call raised, its traceback kept as somebody's report would."""
-        sys.settrace(self._called)
+        sys.settrace(self._trace_call)
         try:
             call(order)
         except BaseException as error:  # noqa: BLE001 - it is looked at
@@ -63,18 +63,18 @@ class _Striker:
             sys.settrace(None)
         return None
 
-    def _called(self, frame: FrameType, event: str, arg: object) -> Any:
-        return self._line if _ROOM.match(frame.f_code.co_filename) else None
+    def _trace_call(self, frame: FrameType, event: str, arg: object) -> Any:
+        return self._trace_line if _ROOM.match(frame.f_code.co_filename) else None
 
-    def _line(self, frame: FrameType, event: str, arg: object) -> Any:
+    def _trace_line(self, frame: FrameType, event: str, arg: object) -> Any:
         if event != "line" or frame.f_lasti in _exits(frame.f_code):
-            return self._line
+            return self._trace_line
         self.lines += 1
         if self.lines == self._at:
             sys.settrace(None)
             self.place = f"{frame.f_code.co_filename[len(_PACKAGE) + 1 :]}:{frame.f_lineno}"
             raise self._strike
-        return self._line
+        return self._trace_line
 
 
 @cache
@@ -158,17 +158,17 @@ def attack(name: str, every: int = 1) -> Iterator[Verdict]:
     """What became of the call of that kind with a strike at every line, or at every so many."""
     kind, striker = KINDS[name](), _Striker()
     for warm in range(3):
-        _Striker().struck(kind.call, f"warm {warm}")
-    striker.struck(kind.call, "unharmed")
+        _Striker().strike(kind.call, f"warm {warm}")
+    striker.strike(kind.call, "unharmed")
     for strike in (Limit, Exit):
         for at in range(1, striker.lines + 1, every):
             here = _Striker(at, strike)
-            raised = here.struck(kind.call, order := f"{strike.__name__} at {at}")
+            raised = here.strike(kind.call, order := f"{strike.__name__} at {at}")
             if here.place:  # or it was a shorter way than before
-                yield _judged(kind, f"{name}, {strike.__name__} at {here.place}", order, raised)
+                yield _judge(kind, f"{name}, {strike.__name__} at {here.place}", order, raised)
 
 
-def _judged(kind: Kind, task: str, order: str, raised: BaseException | None) -> Verdict:
+def _judge(kind: Kind, task: str, order: str, raised: BaseException | None) -> Verdict:
     problems, record, effects = [], kind.record(order), kind.effects[order]
     if heartbeat.in_flight:
         problems.append(f"{heartbeat.in_flight} claims are renewed for ever")
