@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -12,7 +13,7 @@ from typing import Self
 import click
 
 from lab import tether
-from lab.ledger import Ledger
+from lab.ledger import LEDGERS, Ledger, Row
 
 POLL = 0.2
 WORKER_NAME = "PROOF_WORKER"  # the environment variable in which a worker finds its name
@@ -95,6 +96,39 @@ class Fleet:
         )
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = tether.start("celery", *arguments.split(), log=log, env=environ)
+
+
+Hear = Callable[[Sequence[Row]], None]
+"""Takes what is new in a ledger."""
+
+
+class Watch:
+    """What the workers of a fleet note in its folder: kept, and handed to `hear` as it comes."""
+
+    def __init__(self, fleet: Fleet, hear: Hear = lambda news: None) -> None:
+        self.rows: list[Row] = []
+        self._fleet, self._hear = fleet, hear
+        self._read = dict.fromkeys(LEDGERS, 0)
+
+    def look(self) -> None:
+        news: list[Row] = []
+        for name, position in self._read.items():
+            rows, self._read[name] = Ledger(self._fleet.folder / f"{name}.jsonl").since(position)
+            news += rows
+        news.sort(key=lambda row: row.time)
+        self.rows += news
+        self._hear(news)
+
+    def until(self, done: Callable[[], bool], what: str, timeout: float, *, looks: int = 1) -> None:
+        """Wait until so many looks in a row find it done."""
+        found = deque[bool](maxlen=looks)
+
+        def is_done() -> bool:
+            self.look()
+            found.append(done())
+            return sum(found) == looks
+
+        self._fleet.until(is_done, what, timeout)
 
 
 class Freezer:

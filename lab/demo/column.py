@@ -2,8 +2,7 @@
 
 import random
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from celery import Celery
 from lab.demo import audit, shop
 from lab.demo.queues import queue_length
 from lab.demo.settings import LEASE, Settings
-from lab.fleet import Fleet
-from lab.ledger import LEDGERS, Ledger, Row
+from lab.fleet import Fleet, Hear, Watch
+from lab.ledger import Ledger, Row
 from lab.servers import Servers
 
 WORKERS = 2
@@ -23,9 +22,6 @@ MISSED = 10  # orders that are published meanwhile
 DUPLICATED = 3  # every third order is published twice, as by a double click or a webhook sent again
 LOOKS = 8  # nothing is left for certain if that many looks in a row find nothing
 PATIENCE = 240.0
-
-Hear = Callable[[Sequence[Row]], None]
-"""Takes what is new in a ledger."""
 
 
 def published(count: int) -> list[str]:
@@ -47,38 +43,9 @@ def run(name: str, count: int, servers: Servers, folder: Path, hear: Hear) -> au
         started = time.monotonic()
         _publish_under_fire(name, watch, servers, settings, sent)
         queued = partial(queue_length, settings.broker_url, settings.queue)
-        watch.until(lambda: not (queued() or audit.unended(watch.rows)), "the last message", looks=LOOKS)
+        watch.until(lambda: not (queued() or audit.unended(watch.rows)), "the last message", PATIENCE, looks=LOOKS)
         seconds = time.monotonic() - started
     return audit.figures(watch.rows, orders=shop.orders(count), published=len(sent), seconds=round(seconds, 1))
-
-
-class Watch:
-    """What the workers of a fleet note in its folder: kept, and handed to `hear` as it comes."""
-
-    def __init__(self, fleet: Fleet, hear: Hear = lambda news: None) -> None:
-        self.rows: list[Row] = []
-        self._fleet, self._hear = fleet, hear
-        self._read = dict.fromkeys(LEDGERS, 0)
-
-    def look(self) -> None:
-        news: list[Row] = []
-        for name, position in self._read.items():
-            rows, self._read[name] = Ledger(self._fleet.folder / f"{name}.jsonl").since(position)
-            news += rows
-        news.sort(key=lambda row: row.time)
-        self.rows += news
-        self._hear(news)
-
-    def until(self, done: Callable[[], bool], what: str, *, looks: int = 1) -> None:
-        """Wait until so many looks in a row find it done."""
-        found = deque[bool](maxlen=looks)
-
-        def is_done() -> bool:
-            self.look()
-            found.append(done())
-            return sum(found) == looks
-
-        self._fleet.until(is_done, what, PATIENCE)
 
 
 def _publish_under_fire(name: str, watch: Watch, servers: Servers, settings: Settings, sent: Sequence[str]) -> None:
@@ -100,7 +67,7 @@ def _publish_under_fire(name: str, watch: Watch, servers: Servers, settings: Set
         return
     publish(sent[:half])
     early = set(sent[:half])
-    watch.until(lambda: len(_charged(watch.rows) & early) * 2 > len(early), "the first orders")
+    watch.until(lambda: len(_charged(watch.rows) & early) * 2 > len(early), "the first orders", PATIENCE)
     store.kill()
     killed = time.monotonic()
     publish(sent[half : half + MISSED])

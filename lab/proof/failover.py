@@ -27,11 +27,10 @@ from celery import Celery
 from celery_idempotent import open_store
 from celery_idempotent.errors import IdempotencyWarning
 from celery_idempotent.protocol.record import Record, Status
-from lab.demo.column import Watch
 from lab.demo.settings import Settings
 from lab.embedded import EmbeddedRedis
 from lab.embedded.pairs import Pair, PostgresPair, RedisPair
-from lab.fleet import Fleet, Timeout, until
+from lab.fleet import Fleet, Timeout, Watch, until
 from lab.folders import temporary_folder
 from lab.ledger import Row as LedgerRow
 from lab.proof.audit import verdict_of
