@@ -18,6 +18,7 @@ import sqlalchemy
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, event, inspect, make_url, text
+from sqlalchemy.exc import IntegrityError
 
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
@@ -31,6 +32,7 @@ from tests.support.documents import DOCS
 from tests.support.documents import table as documented
 from tests.support.operator import operate, refused
 from tests.support.sql_databases import Database
+from tests.support.waiting import wait_until
 
 
 def test_missing_table_names_the_command(driven: Database) -> None:
@@ -141,16 +143,41 @@ def test_printed_ddl_creates_the_same_tables(database: Database) -> None:
 def test_several_processes_provision_at_once(database: Database) -> None:
     """Every one of them succeeds, and what they made is whole; so does one that finds an index missing."""
     name = f"t_{uuid4().hex}"
-    with database.reopened(name) as store, database.store() as whole:
-        with ExitStack() as opened:
-            race([opened.enter_context(database.reopened(name)).provision for _ in range(4)])
+    with database.reopened(name) as store, database.store() as whole, ExitStack() as opened:
+        race([opened.enter_context(database.reopened(name)).provision for _ in range(4)])
         in_children([store.provision] * 2)
         assert _reflected(store) == _reflected(whole)
         for index in (f"{name}_label", f"{name}_status"):
             database.do(f"DROP INDEX {index}" + (f" ON {name}" if database.dialect == "mysql" else ""))
         assert _reflected(store) != _reflected(whole)
-        store.provision()
+        race([opened.enter_context(database.reopened(name)).provision for _ in range(3)])
         assert _reflected(store) == _reflected(whole)
+
+
+def test_index_of_a_table_in_use_keeps_no_writer_waiting(postgresql: Database) -> None:
+    """Not behind one whose transaction is open, either; and what was cut off is made again."""
+    with postgresql.store() as store, ThreadPoolExecutor() as threads, postgresql.administrator() as connection:
+        table = store.table.name
+
+        def asked(question: str) -> list[Any]:
+            return [tuple(each) for each in connection.execute(text(question))]
+
+        for _ in range(2):
+            store.swap(a_record(), None)
+        postgresql.do(f"DROP INDEX {table}_label")
+        with pytest.raises(IntegrityError):
+            postgresql.do(f"CREATE UNIQUE INDEX CONCURRENTLY {table}_label ON {table} (status)")
+        with postgresql.administrator() as other:
+            other.execute(text("BEGIN"))
+            other.execute(text(f"UPDATE {table} SET worker = 'another'"))
+            provisioned = threads.submit(store.provision)
+            making = f"FROM pg_stat_activity WHERE query LIKE '%INDEX CONCURRENTLY {table}_label%'"
+            wait_until(lambda: asked(f"SELECT pid {making} AND wait_event_type = 'Lock'"), "no index is being made")
+            assert store.swap(record := a_record(), None) == record
+            other.execute(text("COMMIT"))
+        provisioned.result()
+        made = f"SELECT indisvalid, indisunique FROM pg_index WHERE indexrelid = '{table}_label'::regclass"
+        assert asked(made) == [(True, False)]
 
 
 def _reflected(store: SQLStore) -> Any:

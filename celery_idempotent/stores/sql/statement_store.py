@@ -45,6 +45,7 @@ Values = Mapping[str, Any] | tuple[Any, ...]
 """Parameters by name or by position, as the driver takes them."""
 
 _C = TypeVar("_C")
+_T = TypeVar("_T")
 
 _TRIES = 10
 """How often a statement is sent that the database undoes for another's sake: a deadlock on MySQL, where several
@@ -218,17 +219,10 @@ class StatementStore(ABC, Generic[_C]):
         """Executes each statement alone, on whichever connection is free."""
 
         def ask(statement: Executable, parameters: Parameters) -> Reply:
-            tries = 0
-            while True:
-                tries += 1
-                try:
-                    with self._connected(operation) as connection:
-                        return self._execute(connection, operation, statement, parameters)
-                except StoreUnavailable as error:
-                    if tries == _TRIES or meaning_of(error.__cause__) is not Meaning.UNDONE:
-                        raise
+            with self._connected(operation) as connection:
+                return self._execute(connection, operation, statement, parameters)
 
-        return ask
+        return lambda statement, parameters: unless_undone(partial(ask, statement, parameters))
 
     def _execute(self, connection: _C, operation: str, statement: Executable, parameters: Parameters, /) -> Reply:
         try:
@@ -266,6 +260,18 @@ class StatementStore(ABC, Generic[_C]):
             (row,) = self._ask(connection, MYSQL_GREETING, {}).rows
             self._largest_packets[link] = int(row["max_allowed_packet"])
         return self._largest_packets[link]
+
+
+def unless_undone(call: Callable[[], _T]) -> _T:
+    """What ``call`` gives, which is made again where the database undid it for another's sake."""
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return call()
+        except StoreUnavailable as error:
+            if tries == _TRIES or meaning_of(error.__cause__) is not Meaning.UNDONE:
+                raise
 
 
 class _Compiled(NamedTuple):

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from math import ceil
 from typing import Any, Self
 from weakref import WeakSet
 
-from sqlalchemy import URL, Connection, Engine, Inspector, MetaData, Table, inspect, text
+from sqlalchemy import URL, Connection, Engine, Index, MetaData, Table, inspect, text
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.schema import CreateIndex, DDLElement
+from sqlalchemy.schema import CreateIndex, DDLElement, DropIndex
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record
@@ -49,7 +50,7 @@ from celery_idempotent.stores.sql.schema import (
     records,
     records_table,
 )
-from celery_idempotent.stores.sql.statement_store import StatementStore, Values, answer
+from celery_idempotent.stores.sql.statement_store import StatementStore, Values, answer, unless_undone
 from celery_idempotent.stores.sql.statements import DuplicateKey, Execute, Reply
 
 _TIMEOUT = 5.0
@@ -57,6 +58,9 @@ _TIMEOUT = 5.0
 
 _POOL_SIZE = 64
 """At least the concurrency of any sane threaded worker, with its heartbeat."""
+
+_LONG = 3600.0
+"""Seconds that an index of a table that is there may take."""
 
 _PAUSE = 0.02
 """Seconds between two tries where a database does not wait by itself."""
@@ -186,7 +190,8 @@ class SQLStore(StatementStore[AnyConnection]):
                 with self._begun(connection, "provision", "COMMIT"):
                     self._complete(connection)
             else:
-                self._complete(connection)
+                # Two that make an index beside writers wait for each other.
+                unless_undone(partial(self._complete, connection))
         self.verify()
 
     def close(self) -> None:
@@ -198,8 +203,26 @@ class SQLStore(StatementStore[AnyConnection]):
     def _complete(self, connection: Connection) -> None:
         for table in (self.table, self.outbox):
             with self.explaining("provision"):
-                for each in _lacking(inspect(connection), table):
-                    _create(connection, each)
+                if not inspect(connection).has_table(table.name, table.schema):
+                    _create(connection, *creation(table))
+                if lacking := [each for each in indexes_of(table) if _is_lacking(connection, each)]:
+                    with self._patient(connection) as patient:
+                        _create(patient, *map(CreateIndex, lacking), is_used=True)
+
+    @contextmanager
+    def _patient(self, connection: Connection) -> Iterator[Connection]:
+        """A connection that waits for an index of a large table, but for no lock that keeps writers waiting."""
+        if self._given is not None or self.dialect == "sqlite":
+            yield connection
+            return
+        engine = new_engine(self._url, timeout=_LONG, pool_size=1)
+        try:
+            with engine.connect() as patient:
+                if self.dialect != "postgresql":
+                    patient.execute(text(f"SET SESSION lock_wait_timeout = {ceil(self._timeout)}"))
+                yield patient
+        finally:
+            engine.dispose()
 
     def _write_ahead(self, execute: Execute) -> None:
         """Let readers and the one writer not wait for each other; the file remembers.
@@ -331,19 +354,33 @@ def _give_back(connection: Connection) -> None:
         connection.close()
 
 
-def _lacking(inspector: Inspector, table: Table) -> Sequence[DDLElement]:
-    name, schema = table.name, table.schema
-    if not inspector.has_table(name, schema):
-        return creation(table)
-    return [CreateIndex(each) for each in indexes_of(table) if not inspector.has_index(name, str(each.name), schema)]
+def _is_lacking(connection: Connection, index: Index) -> bool:
+    """Whether it is not there; on PostgreSQL, one whose making was cut off is dropped."""
+    table: Any = index.table
+    if connection.dialect.name == "postgresql":
+        drop = str(DropIndex(index).compile(dialect=connection.dialect)).strip()
+        if connection.execute(_CUT_OFF, {"name": drop.removeprefix("DROP INDEX ")}).all():
+            _create(connection, DropIndex(index), is_used=True)
+    return not inspect(connection).has_index(table.name, str(index.name), table.schema)
 
 
-def _create(connection: Connection, what: DDLElement) -> None:
-    try:
-        connection.execute(what)
-    except SQLAlchemyError as error:
-        if meaning_of(error.__cause__) is not Meaning.ALREADY_THERE:
-            raise
+def _create(connection: Connection, *elements: DDLElement, is_used: bool = False) -> None:
+    """Execute each; an index of a table that is used is made beside those who write."""
+    for each in elements:
+        ddl = str(each.compile(dialect=connection.dialect))
+        if is_used and connection.dialect.name == "postgresql":  # MySQL does so by itself, and SQLite never
+            ddl = ddl.replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
+        try:
+            connection.exec_driver_sql(ddl)
+        except SQLAlchemyError as error:
+            if meaning_of(error.__cause__) is not Meaning.ALREADY_THERE:
+                raise
+
+
+_CUT_OFF = text(
+    "SELECT 1 FROM pg_index WHERE indexrelid = to_regclass(:name) AND NOT indisvalid "
+    "AND indexrelid NOT IN (SELECT index_relid FROM pg_stat_progress_create_index)"
+)
 
 
 def _number(option: str, value: object) -> float:
