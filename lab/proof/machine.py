@@ -246,18 +246,10 @@ class StoreMachine(stateful.RuleBasedStateMachine):
             if (before.revision if before else None) == expected:
                 self._adopt()
 
-    @stateful.rule()
-    def store_collects(self) -> None:
-        """The server deletes an expired outcome, late as always."""
-        record = self.store.get(self.key)
-        if record is not None and self.entry is not None and self._current() is None:
-            assert self.store.delete(self.key, record.revision)
-            self.entry = None
-
     @stateful.precondition(lambda self: self.entry is not None)
     @stateful.rule()
     def store_forgets(self) -> None:
-        """A fail-over to a copy that is behind, or an operator's hand: the record is gone before its time."""
+        """What has expired, late as always; or anything, by a fail-over to a copy that is behind or by hand."""
         record = self.store.get(self.key)
         assert record is not None
         assert self.store.delete(self.key, record.revision)
