@@ -1,6 +1,7 @@
 """The rooms of the house, from the table of docs/architecture.md."""
 
 from collections.abc import Mapping
+from graphlib import TopologicalSorter
 
 from lab.pictures import plain, rows
 from lab.pictures.svg import WIDTH, arrow, box, picture, text
@@ -34,17 +35,14 @@ def arrows(of: Rooms) -> list[tuple[str, str]]:
     ]
 
 
-def _depth(of: Rooms, room: str) -> int:
-    return 1 + max((_depth(of, below) for below in of[room]), default=0)
-
-
 def draw() -> str:
     """The picture: each room above those that it imports from."""
-    of = rooms()
-    depths = {room: _depth(of, room) for room in of}
-    floors = [
-        sorted(room for room in of if depths[room] == depth) for depth in sorted({*depths.values()}, reverse=True)
-    ]
+    of, floors = rooms(), list[list[str]]()
+    sorter = TopologicalSorter(of)
+    sorter.prepare()
+    while floor := sorter.get_ready():
+        floors.insert(0, sorted(floor))
+        sorter.done(*floor)
     at = {
         room: (WIDTH / 2 + (index - (len(floor) - 1) / 2) * (_WIDE + 20), 16.0 + level * (_HEIGHT + _BETWEEN))
         for level, floor in enumerate(floors)
