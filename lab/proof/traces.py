@@ -33,7 +33,7 @@ _GRACE: int = Operation._field_defaults["grace"]
 _ACTORS = 14
 """As many as a trace may have."""
 
-_READING = defines({"ACTORS": _ACTORS, "FAULTS": 255, "LIVENESS": 0, "BROKEN": "NONE", "TRACE": 1})
+READING = defines({"ACTORS": _ACTORS, "FAULTS": 255, "LIVENESS": 0, "BROKEN": "NONE", "TRACE": 1})
 """As what the specification reads traces."""
 
 _BATCH = 3_000
@@ -85,17 +85,17 @@ def numbers(trace: Trace) -> tuple[int, ...]:
     if len(actors) > _ACTORS:
         raise ValueError(f"{len(actors)} actors")
     tokens = sorted({0, *(line.new.fencing_token for line in trace.lines)})
-    prints = list(dict.fromkeys([None, *(line.new.fingerprint for line in trace.lines)]))
+    prints = list(dict.fromkeys(line.new.fingerprint for line in trace.lines))
     revisions, owners = _revisions(trace.lines, authors, actors), {name: at for at, (name, _) in enumerate(actors, 1)}
     policy, told = trace.policy, []
     for at, author in enumerate(actors, 1):
         own = [(number, line) for number, line in enumerate(trace.lines) if authors[number] == author]
-        told += [int(not author[1]), max(0, prints.index(own[0][1].new.fingerprint) - 1), len(own)]
+        told += [int(not author[1]), prints.index(own[0][1].new.fingerprint), len(own)]
         for number, line in own:
             new, answered = line.new, line.answer != NO_ANSWER
             told += [number, at, revisions.get(line.expected, -1), revisions[new.revision], _STATUSES[new.status]]
             told += [owners.get(new.owner, 0 if not new.owner else -1), tokens.index(new.fencing_token)]
-            told += [min(new.takeovers, 200), max(0, prints.index(new.fingerprint) - 1), _step(new), int(_lapses(new))]
+            told += [min(new.takeovers, 200), prints.index(new.fingerprint), _step(new), int(_lapses(new))]
             told += [int(answered), *_answer(line, revisions)]
     most = 200 if policy.max_takeovers is None else policy.max_takeovers
     kind, refuse = _KINDS.get(trace.effect, 2), int(policy.on_takeover == "refuse")
@@ -320,7 +320,7 @@ def run(
 ) -> Iterator[Judged]:
     """Judge the explorer's walks and the campaign's operations, and then those of each control."""
     refused = [(each, 2, 1) for each, *_ in scopes if each.effect is Effect.REFUSED_STEP and not each.besides]
-    with checker(_READING, ["-O1", "-DSAFETY", "-DNOREDUCE", "-DCOLLAPSE"]) as folder:
+    with checker(READING, ["-O1", "-DSAFETY", "-DNOREDUCE", "-DCOLLAPSE"]) as folder:
         judge = Judge(folder)
         yield judge.judge("explorer", walked(walks, seed, scopes))
         for store, number in stores.items():

@@ -22,7 +22,7 @@
 #define step_of(n) (n == 0 -> NONE : (n == 1 -> BEGUN : FINISHED))
 #define fits (turn && line(expected) == expected && line(revision) == new.revision && line(owner) == new.owner && \
   line(author) == me && status_of(line(status)) == new.status && line(lapses) == new.over && \
-  (expected != seen.revision || step_of(line(step)) == new.step && line(token) == new.token && \
+  (expected && expected != seen.revision || step_of(line(step)) == new.step && line(token) == new.token && \
    line(takeovers) == new.takeovers && line(arguments) == new.arguments))
 #define after (store.revision == expected -> new.revision : store.revision)
 #define next c_code { take(A_TRACE); now.at[A_PROCESS]++; now.position++; }

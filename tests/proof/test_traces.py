@@ -5,7 +5,8 @@ import pytest
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import BLANK, Status
 from lab.proof.programs import PROGRAMS, Effect
-from lab.proof.traces import CONTROLS, NO_ANSWER, UNSEEN, Line, Trace, numbers, run
+from lab.proof.specification import checker
+from lab.proof.traces import CONTROLS, NO_ANSWER, READING, UNSEEN, Judge, Line, Trace, numbers, run
 from tests.proof.test_explorer import explored
 from tests.support.packages import program
 
@@ -24,6 +25,27 @@ def test_trace_is_made_small() -> None:
     assert given[6:23] == (0, 0, 1, *(0, 1, 0, 101, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0))
     assert given[23:40] == (0, 0, 1, *(1, 2, 0, 201, 1, 2, 2, 0, 0, 0, 0, 1, 101, 1))
     assert given[40:] == (1, 0, 1, *(2, 3, 101, 3, 1, 1, 1, 0, 0, 0, 1, 1, 3, 1))
+
+
+def test_forged_outcome_is_rejected() -> None:
+    """Of a record that vanished under its owner: it is written again as it was, but for its end."""
+    program("spin")
+    claim = BLANK.but(key="k", status=Status.IN_PROGRESS, revision="x", owner="a", fencing_token=70, fingerprint="f")
+    claim = claim.but(lease_until=100)
+    end = claim.but(status=Status.COMPLETED, revision="y")
+    forged = {
+        "right": {},
+        "arguments": {"fingerprint": None},
+        "token": {"fencing_token": 71},
+        "takeovers": {"takeovers": 1},
+    }
+    first = Line("A", claim, None, claim, 70), Line("A", end, "x", None, 71)
+    ends = [(name, end.but(**changes)) for name, changes in forged.items()]
+    lines = {name: (*first, Line("A", each, None, each, 72)) for name, each in ends}
+    traces = [Trace(name, Policy(), Effect.BARE, each, forgetful=True) for name, each in lines.items()]
+    with checker(READING, ["-O0", "-DSAFETY", "-DNOREDUCE"]) as folder:
+        rejected = Judge(folder).judge("forged", traces).rejected
+    assert [each.partition(":")[0] for each in rejected] == ["arguments", "token", "takeovers"]
 
 
 @pytest.mark.nightly
