@@ -11,12 +11,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, partialmethod
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
-from unittest import mock
 
 from celery import Celery
 
@@ -28,6 +26,7 @@ from celery_idempotent.protocol.operation import abandoned
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.memory import MemoryStore
 from lab.proof.jobs import Progress
+from lab.proof.mutants import Mutant
 from lab.proof.table import CONTROL, Row
 from lab.proof.verdicts import OUTCOMES, Remembered, Result, Verdict, rows_of
 
@@ -154,6 +153,14 @@ KINDS: dict[str, Callable[[], Kind]] = {
 }
 
 
+def _never_over(right: Any, self: Claim, *args: Any, **options: Any) -> None:
+    right(self, *args, **{**options, "is_underway": lambda: True})
+
+
+UNENDED = Mutant("liveness is a flag", "a signal that strikes before an exit sets it", Claim, "__init__", _never_over)
+"""What this campaign is there to notice."""
+
+
 def attack(name: str, every: int = 1) -> Iterator[Verdict]:
     """What became of the call of that kind with a strike at every line, or at every so many."""
     kind, striker = KINDS[name](), _Striker()
@@ -207,7 +214,7 @@ def run(progress: Progress, every: int = 1) -> Result:
         verdicts += found
         rows += _rows(found, name, began)
         progress(1)
-    with switched_off():
+    with UNENDED.applied():
         began = time.monotonic()
         rows += _rows(list(attack("function")), "function", began, system=CONTROL)
     return Result(verdicts, rows)
@@ -216,14 +223,3 @@ def run(progress: Progress, every: int = 1) -> Result:
 def _rows(found: Sequence[Verdict], name: str, began: float, **named: str) -> list[Row]:
     campaign, seconds = "a strike at every line", time.monotonic() - began
     return rows_of(found, store=f"memory, {name}", campaign=campaign, seconds=seconds, **named)
-
-
-@contextmanager
-def switched_off() -> Iterator[None]:
-    """Liveness as a flag, which an exit sets that a signal can interrupt: what this campaign is there to notice."""
-
-    def never_over(self: Claim, init: Callable[..., None], *args: Any, **options: Any) -> None:
-        init(self, *args, **{**options, "is_underway": lambda: True})
-
-    with mock.patch.object(Claim, "__init__", partialmethod(never_over, Claim.__init__)):
-        yield

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.proof.strikes import KINDS, attack, switched_off
+from lab.proof.strikes import KINDS, UNENDED, attack
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -16,5 +16,5 @@ def test_whatever_is_struck_the_next_call_is_protected(kind: str) -> None:
 
 def test_liveness_that_an_exit_must_switch_off_is_noticed() -> None:
     """The control: with a flag in the place of the lock, a struck exit leaves later calls unprotected."""
-    with switched_off():
+    with UNENDED.applied():
         assert any("ran unprotected" in problem for found in attack("function") for problem in found.problems)
