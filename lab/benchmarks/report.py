@@ -10,7 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.markup import escape
 
-from lab.proof.table import a_table
+from lab.proof.table import make_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def show(console: Console, section: Section) -> None:
     console.rule(f"[bold]{section.title}")
     console.print(section.method, style="dim", highlight=False)
     for grid in section.grids:
-        console.print(a_table(escape(grid.title), grid.columns, grid.rows))
+        console.print(make_table(escape(grid.title), grid.columns, grid.rows))
     for goal in section.goals:
         console.print(f"  {goal.what}: wanted {goal.wanted}, measured {goal.measured}: ", end="", highlight=False)
         console.print("[green]reached" if goal.reached else "[bold red]NOT reached")

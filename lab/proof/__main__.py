@@ -32,7 +32,7 @@ from lab.proof.explorer import Violation, explore
 from lab.proof.flaws import STORE_FLAWS
 from lab.proof.mutants import MUTANTS, judge
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
-from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, a_table, as_table, keep, read
+from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, keep, make_table, read, summarize
 from lab.proof.targets import ALL, TARGETS, start, why_not
 from lab.proof.verdicts import Verdict
 
@@ -293,7 +293,7 @@ def try_baselines(seed: int) -> None:
 @main.command(name="table")
 def print_table() -> None:
     """Print the table of all campaigns that were kept."""
-    console.print(as_table(read(_folder())))
+    console.print(summarize(read(_folder())))
 
 
 def _folder() -> Path:
@@ -302,7 +302,7 @@ def _folder() -> Path:
 
 
 def _print(title: str, found: Iterable[Mapping[str, object]], *columns: str) -> None:
-    console.print(a_table(title, columns, map(itemgetter(*columns), found)))
+    console.print(make_table(title, columns, map(itemgetter(*columns), found)))
 
 
 def _keep(name: str, **found: object) -> None:
@@ -324,7 +324,7 @@ def _campaign(name: str, rows: list[Row], problems: Sequence[Verdict] = (), **be
     for each in problems[:20]:
         console.print(f"BROKEN {each.task}: {'; '.join(each.problems)}")
     _keep(name, rows=rows, **besides)
-    console.print(as_table(rows))
+    console.print(summarize(rows))
     ours = [row for row in rows if row.system == "celery-idempotent"]
     broken = [row for row in ours if row.violations or row.stuck or row.unexplained]
     if broken:

@@ -61,7 +61,7 @@ def read(folder: Path) -> list[Row]:
     return [Row(**{name: value for name, value in row.items() if name in known}) for row in rows]
 
 
-def as_table(rows: Iterable[Row]) -> Table:
+def summarize(rows: Iterable[Row]) -> Table:
     """The table for a terminal, where only what decides has room; the files that are kept have the rest."""
     columns = ("system", "promise", "campaign", "faulted", "effects 0 / 1 / 2+", "UNKNOWN (unexplained)")
     cells = [
@@ -74,10 +74,10 @@ def as_table(rows: Iterable[Row]) -> Table:
         )
         for row in rows
     ]
-    return a_table("Reliability under fire", (*columns, "stuck", "violations"), cells, alarm=True)
+    return make_table("Reliability under fire", (*columns, "stuck", "violations"), cells, alarm=True)
 
 
-def a_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[object]], *, alarm: bool = False) -> Table:
+def make_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[object]], *, alarm: bool = False) -> Table:
     """A table for a terminal; with ``alarm``, rows that end in another number than 0 are red."""
     table = Table(title=title)
     for column in columns:
