@@ -56,7 +56,7 @@ class Wanted(TypedDict, total=False):
     name: str | None
     #: Written before that time, in milliseconds on the store's clock.
     before: int | None
-    #: So many are enough, if all others were written later.
+    #: So many are enough, if no other was written before them.
     oldest: int | None
 
 

@@ -12,7 +12,6 @@ from uuid import uuid4
 import pytest
 import redis
 from redis.cluster import RedisCluster
-from redis.exceptions import AskError, MovedError
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
@@ -282,7 +281,7 @@ def test_only_what_is_meant_is_read(listed: RedisStore, monkeypatch: pytest.Monk
     for _ in range(20):
         kept(listed, label="acme/8")
     plain, labelled = kept(listed, label=""), kept(listed, label="acme/7")
-    both, unknown = kept(listed, label="acme/7", task="mail"), kept(listed, status=Status.UNKNOWN)
+    both, unknown = kept(listed, label="acme/7", task="mail"), kept(listed, status=Status.UNKNOWN, updated_at=1)
     read: list[bytes] = []
     whole = hashes._read
 
@@ -298,6 +297,10 @@ def test_only_what_is_meant_is_read(listed: RedisStore, monkeypatch: pytest.Monk
         ({"label": "acme/7"}, [labelled, both]),
         ({"label": "acme/7", "task": "mail"}, [both]),
         ({"status": Status.UNKNOWN}, [unknown]),
+        ({"worker": "nobody"}, []),
+        ({"name": both.key}, [both]),
+        ({"label_prefix": "acme/7"}, [labelled, both]),
+        ({"oldest": 1}, [unknown]),
     ):
         assert {each.key for each in listed.scan(**wanted)} == {each.key for each in meant}
         assert sorted(read) == sorted(listed._redis_key(each.key) for each in meant)
@@ -308,27 +311,22 @@ def test_only_what_is_meant_is_read(listed: RedisStore, monkeypatch: pytest.Monk
 def test_what_changes_meanwhile_is_not_listed_as_it_was(listed: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by its fields and read whole are two moments: what is listed is what was read, or is gone."""
     judged, gone = (kept(listed, status=Status.UNKNOWN) for _ in range(2))
-    asked = hashes._ask_fields
+    whole = hashes._read
 
-    def then_changed(*arguments: Any) -> Any:
-        replies = asked(*arguments)
+    def changed(*arguments: Any) -> Any:
         listed.swap(judged.but(status=Status.RELEASED, revision=uuid4().hex), judged.revision)
         listed.delete(gone.key, gone.revision)
-        return replies
+        return whole(*arguments)
 
-    monkeypatch.setattr(hashes, "_ask_fields", then_changed)
+    monkeypatch.setattr(hashes, "_read", changed)
     assert list(listed.scan(status=Status.UNKNOWN)) == []
 
 
-def test_what_moves_meanwhile_is_followed(listed: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that no longer has a slot cannot tell whether a record is meant; a refusal, though, is no empty list."""
-    meant, _ = kept(listed, status=Status.UNKNOWN), kept(listed)
-    for answer in (MovedError("1 127.0.0.1:1"), AskError("1 127.0.0.1:1")):
-        monkeypatch.setattr(hashes, "_ask_fields", lambda server, names, fields, answer=answer: [answer] * len(names))
-        assert list(listed.scan(status=Status.UNKNOWN)) == [meant]
-
-    monkeypatch.setattr(hashes, "_ask_fields", lambda *_: [redis.ResponseError("BUSY")])
-    with pytest.raises(StoreUnavailable, match="BUSY"):
+def test_refused_search_is_no_empty_list(listed: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server says in place of a record is told, unless it says that this is none, or has moved."""
+    kept(listed)
+    monkeypatch.setattr(hashes, "_SEARCH", hashes._SEARCH.replace("HMGET", "NONE"))
+    with pytest.raises(StoreUnavailable, match="(?i)unknown"):
         list(listed.scan(status=Status.UNKNOWN))
 
 

@@ -1,6 +1,6 @@
 """URLs of Redis and the client that one gives: what they mean, what is refused, and the short way of a swap."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -243,41 +243,30 @@ def _one(client: DirectClient, *said: bytes) -> list[Any]:
     return [client.ask(b"ECHO", each) for each in said]
 
 
-def _all(client: DirectClient, *said: bytes) -> list[Any]:
-    return client.ask_all([(b"ECHO", each) for each in said])
-
-
-each_way = pytest.mark.parametrize("ask", [_one, _all], ids=["one by one", "all at once"])
-
-
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=8))
 def test_command_is_packed_as_redis_py_packs_it(command: list[bytes]) -> None:
     """The wire sees no difference between the two ways."""
     assert _pack([b"EVALSHA", *command]) == b"".join(Connection().pack_command(b"EVALSHA", *command))
 
 
-@each_way
 def test_strike_before_a_reply_is_read_leaves_neither_reply_nor_place(
-    single: DirectClient, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., list[Any]]
+    single: DirectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """redis-py closes a connection where the strike hits while it reads; in the moment before, nobody else would."""
     with monkeypatch.context() as patched:
         patched.setattr(Connection, "read_response", raising(Struck()))
         with pytest.raises(Struck):
-            ask(single, b"one", b"two")
-    assert ask(single, b"three") == [b"three"]
+            _one(single, b"one", b"two")
+    assert _one(single, b"three") == [b"three"]
 
 
-@each_way
-def test_reply_that_came_too_late_goes_to_nobody(
-    client: DirectClient, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., list[Any]]
-) -> None:
+def test_reply_that_came_too_late_goes_to_nobody(client: DirectClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """All is sent again by a new connection: by the old one, each reply from now on would be the one before."""
     read = Connection.read_response
     for error in (redis.ConnectionError, redis.TimeoutError):
         replies = Mock(side_effect=chain([DEFAULT, error], repeat(DEFAULT)), wraps=read)
         monkeypatch.setattr(Connection, "read_response", lambda *asked, replies=replies, **how: replies(*asked, **how))
-        assert ask(client, b"one", b"two", b"three") == [b"one", b"two", b"three"]
+        assert _one(client, b"one", b"two", b"three") == [b"one", b"two", b"three"]
 
 
 def test_dropping_never_fails_where_another_thread_takes_the_last_connection(client: DirectClient) -> None:

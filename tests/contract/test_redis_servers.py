@@ -276,6 +276,7 @@ def test_slot_on_its_way_is_an_outage_until_it_has_arrived(company: Company, wai
     with pytest.raises(StoreUnavailable, match="still being moved"):
         waiting.swap(record, None)
     assert waiting.get(record.key) == record
+    assert record in waiting.scan(task=record.task)  # by the node that cannot tell whether it is meant
 
     company.give(slot, target)
     assert waiting.swap(record, None) == record

@@ -49,7 +49,9 @@ def test_the_distributions_hold_the_package_and_nothing_else(built: tuple[Path, 
     """Every file of it, whatever its kind, and in the archive what it is built from and its pages; no lab, no tests."""
     source, wheel = built
     package = {path for path in tracked if path.startswith(PACKAGE)}
-    assert {f"{PACKAGE[0]}{each}" for each in ("py.typed", "stores/redis/swap.lua")} <= package
+    assert {
+        f"{PACKAGE[0]}{each}" for each in ("py.typed", "stores/redis/swap.lua", "stores/redis/search.lua")
+    } <= package
     with ZipFile(wheel) as archive:
         assert {each for each in archive.namelist() if ".dist-info/" not in each} == package
     with tarfile.open(source) as opened:

@@ -4,18 +4,20 @@ Few are found among many by pages of names: only those that may be meant are rea
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import islice
+from heapq import nsmallest
+from importlib.resources import files
 from typing import Any, cast
 
 import redis
-from redis.exceptions import AskError, ResponseError
+from redis.exceptions import ResponseError
 
 from celery_idempotent.protocol.codec import ANY_TEXT
-from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.store import RecordTooLarge
-from celery_idempotent.stores.redis.client import OTHER_TYPE, Client, DirectClient, trouble_of
+from celery_idempotent.protocol.record import END_OF_NUMBERS, Record
+from celery_idempotent.protocol.store import RecordTooLarge, Wanted
+from celery_idempotent.stores.redis.client import OTHER_TYPE, Client, trouble_of
 
 _NUMBERS = frozenset(
     {"fencing_token", "lease_until", "attempts", "takeovers", "created_at", "updated_at", "expires_at", "schema"}
@@ -32,9 +34,9 @@ _STRING_LIMIT = 512 * 1024 * 1024
 """Bytes a value may have (``proto-max-bulk-len``, by default). The server answers a larger one by hanging up."""
 
 _PAGE = 500
-"""Records that a scan asks about in one round trip."""
+"""Names that a server looks at in one round trip, which takes it 1.5 ms."""
 
-_KNOWN = frozenset(str(each).encode() for each in Status)
+_SEARCH = files(__package__).joinpath("search.lua").read_text()
 
 
 def fields_of(record: Record) -> list[bytes]:
@@ -72,57 +74,55 @@ def record_of(key: str, stored: Mapping[bytes, bytes], *, store: str) -> Record:
     return Record.from_fields({**values, "key": key}, store=store, decode=decode)
 
 
-def pages(client: Client, pattern: bytes, wanted: Mapping[str, str]) -> Iterator[Sequence[tuple[bytes, Any]]]:
-    """The names that match ``pattern`` with their hashes, or the error that says why one is none.
+def pages(client: Client, prefix: bytes, wanted: Wanted) -> Iterator[Sequence[tuple[bytes, Any]]]:
+    """The names that begin so with their hashes, or the error that says why one is none.
 
-    What certainly has another value than ``wanted``, by field, is left out. A cluster's servers are asked one by one:
-    the pipeline of its client takes three times as long.
+    What is certainly not wanted is left out, by the servers themselves, which look at some names at a time.
     """
-    servers: list[tuple[redis.Redis, Mapping[str, Any]]]
+    oldest, before = wanted.get("oldest"), wanted.get("before")
+    if oldest and before is None:
+        before = END_OF_NUMBERS
+    first: list[tuple[int, bytes]] = []
+    for server in primaries(client):
+        cursor = b"0"
+        while True:
+            cursor, said = cast(Any, server.eval(_SEARCH, 0, cursor, *_question(prefix, wanted, before)))
+            found = zip((int(each or 0) for each in said[1::2]), said[::2], strict=True)
+            if oldest is None:
+                names = [name for _, name in found]
+                yield list(zip(names, _read(client, names), strict=True))
+            else:
+                first = nsmallest(oldest, {*first, *found})  # SCAN may name one twice
+                before = first[-1][0] if len(first) == oldest else before
+            if cursor == b"0":
+                break
+    names = [name for _, name in first]
+    yield list(zip(names, _read(client, names), strict=True))
+
+
+def primaries(client: Client) -> Sequence[redis.Redis]:
     if isinstance(client, redis.Redis):
-        servers = [(client, {})]
-    else:
-        servers = [(client.get_redis_connection(each), {"target_nodes": each}) for each in client.get_primaries()]
-    for server, where in servers:
-        found = client.scan_iter(match=pattern, count=_PAGE, **where)
-        while names := list(islice(found, _PAGE)):
-            meant = _candidates(server, names, wanted) if wanted else names
-            yield list(zip(meant, _read(client, meant), strict=True))
+        return [client]
+    return [client.get_redis_connection(node) for node in client.get_primaries()]
 
 
-def _candidates(server: redis.Redis, names: Sequence[bytes], wanted: Mapping[str, str]) -> Sequence[bytes]:
-    """Those that may be meant, among them whatever is of no known status, and what has moved to another server."""
-    values = [each.encode(*ANY_TEXT) for each in wanted.values()]
-
-    def may_be(reply: Any) -> bool:
-        if isinstance(reply, ResponseError):
-            return True
-        status, *found = reply
-        return status not in _KNOWN or [each or b"" for each in found] == values
-
-    replies = _about_records(_ask_fields(server, names, (b"status", *map(str.encode, wanted))), AskError)
-    return [name for name, reply in zip(names, replies, strict=True) if may_be(reply)]
-
-
-def _ask_fields(server: redis.Redis, names: Sequence[bytes], fields: Sequence[bytes]) -> Sequence[Any]:
-    if isinstance(server, DirectClient):
-        return server.ask_all([(b"HMGET", name, *fields) for name in names])
-    with server.pipeline(transaction=False) as pipeline:
-        for name in names:
-            pipeline.hmget(name, fields)
-        return cast(Sequence[Any], pipeline.execute(raise_on_error=False))
+def _question(prefix: bytes, wanted: Wanted, before: int | None) -> Sequence[Any]:
+    """What ``search.lua`` takes behind the cursor."""
+    texts = [wanted.get("name") or "", wanted.get("label_prefix") or ""]
+    for name in ("status", "task", "label", "worker"):
+        if (value := wanted.get(name)) is not None:
+            texts += (name, str(value))
+    pattern = re.sub(rb"([*?\[\\])", rb"\\\1", prefix) + b"*"
+    latest = "" if before is None else before
+    return (pattern, _PAGE, len(prefix), latest, *(each.encode(*ANY_TEXT) for each in texts))
 
 
 def _read(client: Client, names: Sequence[bytes]) -> Sequence[Any]:
     with client.pipeline(transaction=False) as pipeline:
         for name in names:
             pipeline.hgetall(name)
-        return _about_records(pipeline.execute(raise_on_error=False))
-
-
-def _about_records(replies: Sequence[Any], *expected: type[Exception]) -> Sequence[Any]:
-    """The replies, among them what is said of a name that is no hash, and ``expected`` errors; others are raised."""
-    raised([each for each in replies if not isinstance(each, expected) and not _is_of_other_type(each)])
+        replies = cast(list[Any], pipeline.execute(raise_on_error=False))
+    raised([each for each in replies if not _is_of_other_type(each)])
     return replies
 
 

@@ -9,7 +9,6 @@ acknowledged. ``verify`` warns of settings that lose writes; ``docs/how-to/redis
 
 import hashlib
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -46,7 +45,7 @@ from celery_idempotent.stores.redis.client import (
     read_url,
     trouble_of,
 )
-from celery_idempotent.stores.redis.hashes import fields_of, pages, raised, record_of, text_of
+from celery_idempotent.stores.redis.hashes import fields_of, pages, primaries, raised, record_of, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -153,9 +152,7 @@ class RedisStore:
 
     def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`. While the server resizes, it may list a record twice."""
-        pattern = re.sub(rb"([*?\[\\])", rb"\\\1", self._redis_key("")) + b"*"
-        asked = {name: wanted.get(name) for name in ("status", "task", "label", "worker")}
-        meant = {name: str(each) for name, each in asked.items() if each is not None}
+        exact = [(name, wanted.get(name)) for name in ("status", "task", "label")]
 
         def read(found: tuple[bytes, Mapping[bytes, bytes] | ResponseError]) -> Record | None:
             name, stored = found
@@ -164,11 +161,11 @@ class RedisStore:
             key = text_of(name).removeprefix(self._prefix)
             return record_of(key, stored, store=self._name) if stored else None  # deleted since
 
-        found = self._ask("scan", lambda client: pages(client, pattern, meant))
+        found = self._ask("scan", lambda client: pages(client, self._redis_key(""), wanted))
         while (page := self._ask("scan", lambda client: next(found, None))) is not None:
             for record in readable(page, read, lambda each: text_of(each[0])):
                 # It may have changed since it was found.
-                if all(getattr(record, name) == each for name, each in meant.items()):
+                if all(each in (None, getattr(record, name)) for name, each in exact):
                     yield record
 
     def reads_all(self, **wanted: Unpack[Wanted]) -> bool:
@@ -324,7 +321,7 @@ class RedisStore:
         if isinstance(client, DirectClient):
             client.drop()
             return
-        for server in _primaries(client) if client is not None else ():
+        for server in primaries(client) if client is not None else ():
             server.connection_pool.disconnect(inuse_connections=False)
 
     def _warn_of_losses(self) -> None:
@@ -340,7 +337,7 @@ class RedisStore:
                 silent.add(command)
                 return {}
 
-        for server in _primaries(self._connected()):
+        for server in primaries(self._connected()):
             info = told("INFO", server.info)
             fsync = told("CONFIG GET", partial(server.config_get, "*appendfsync*"))
             losses.update(_losses_of(info, fsync, self._wait_replicas))
@@ -358,7 +355,7 @@ class RedisStore:
             )
 
     def _warn_of_exposure(self) -> None:
-        found = {self._ask("verify", partial(_weakness, server)) for server in _primaries(self._connected())}
+        found = {self._ask("verify", partial(_weakness, server)) for server in primaries(self._connected())}
         worst = next(each for each in (UNENCRYPTED, UNVERIFIED, "") if each in found)
         remedy = "write rediss:// or rediss+cluster://, and name the authority by ssl_ca_certs"
         warn_if_exposed(self._name, worst, remedy)
@@ -366,12 +363,6 @@ class RedisStore:
 
 class _TooFewReplicas(RedisError):
     pass
-
-
-def _primaries(client: Client) -> Sequence[redis.Redis]:
-    if isinstance(client, redis.Redis):
-        return [client]
-    return [client.get_redis_connection(node) for node in client.get_primaries()]
 
 
 def _unfit(client: object) -> str:
