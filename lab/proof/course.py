@@ -63,15 +63,15 @@ class Program(StrEnum):
 class Fault(StrEnum):
     """What becomes of a write, or of its sender."""
 
-    REQUEST_LOST = "request-lost"
-    REPLY_LOST = "reply-lost"
+    REQUEST_LOST = "request lost"
+    REPLY_LOST = "reply lost"
     DOUBLED = "doubled"
     OVERTAKEN = "overtaken"
     HELD = "held"
-    DIES_BEFORE = "sender-dies-before"
-    DIES_DURING = "sender-dies-during"
-    DIES_AFTER = "sender-dies-after"
-    CUT_OFF = "sender-cut-off"
+    DIES_BEFORE = "sender dies before"
+    DIES_DURING = "sender dies during"
+    DIES_AFTER = "sender dies after"
+    CUT_OFF = "sender cut off"
 
 
 _DEATHS = (Fault.DIES_BEFORE, Fault.DIES_DURING, Fault.DIES_AFTER)
@@ -335,7 +335,7 @@ class Task:
         for index, strike in enumerate(self.plan.strikes):
             if strike.operation is doing and self._left[index] and strike.delivery in (None, number):
                 self._left[index] -= 1
-                self.faults[strike.fault.replace("-", " ")] += 1
+                self.faults[strike.fault] += 1
                 self.struck[f"{strike.fault} at {strike.operation}"] += 1
                 return strike.fault
         return None

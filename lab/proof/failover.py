@@ -54,7 +54,7 @@ ENOUGH, DARK = 24, 5.0
 PATIENCE = 180.0  # seconds until the workers have started, or a message has its answer
 
 
-class Strike(StrEnum):
+class Loss(StrEnum):
     """What becomes of the primary."""
 
     KILL = "killed"
@@ -63,10 +63,10 @@ class Strike(StrEnum):
 
 
 PAIRS = (
-    ("Valkey", RedisPair, False, Strike.STOP),
-    ("Valkey, wait_replicas=1", RedisPair, True, Strike.STOP),
-    ("PostgreSQL, asynchronous", PostgresPair, False, Strike.SPARE),
-    ("PostgreSQL, synchronous", PostgresPair, True, Strike.SPARE),
+    ("Valkey", RedisPair, False, Loss.STOP),
+    ("Valkey, wait_replicas=1", RedisPair, True, Loss.STOP),
+    ("PostgreSQL, asynchronous", PostgresPair, False, Loss.SPARE),
+    ("PostgreSQL, synchronous", PostgresPair, True, Loss.SPARE),
 )
 """By name: whether a write waits for the replica, and what becomes of the primary that is not killed."""
 
@@ -78,7 +78,7 @@ class Part:
     name: str
     pair: type[RedisPair | PostgresPair]
     waits: bool
-    strike: Strike
+    loss: Loss
     rounds: int
 
 
@@ -91,10 +91,10 @@ class Failover:
 
 
 def plan(*, quick: bool) -> Iterator[Part]:
-    """Every pair under every strike, without the wait for the replica and with it."""
+    """Every pair under every loss, without the wait for the replica and with it."""
     for name, pair, waits, other in PAIRS:
-        for strike in (Strike.KILL,) if quick else (Strike.KILL, other):
-            yield Part(name, pair, waits, strike, 1 if quick else 6)
+        for loss in (Loss.KILL,) if quick else (Loss.KILL, other):
+            yield Part(name, pair, waits, loss, 1 if quick else 6)
 
 
 def run(parts: Iterable[Part], progress: Progress) -> list[Failover]:
@@ -139,7 +139,7 @@ class _Trial:
         with ThreadPoolExecutor(1) as thread:
             load = thread.submit(self._send_until, stopped)
             try:
-                seconds = [self._fail_over(self.part.strike) for _ in range(self.part.rounds)]
+                seconds = [self._fail_over(self.part.loss) for _ in range(self.part.rounds)]
             finally:
                 stopped.set()
         load.result()
@@ -162,27 +162,27 @@ class _Trial:
         self._sent[task_id] = operation
         self.app.send_task(f"soak.{_task_of(operation)}", kwargs=arguments, task_id=task_id, queue=SIDES[number % 2])
 
-    def _fail_over(self, strike: Strike) -> float:
-        """One round; seconds from the strike until all that was sent before the promotion has its answer."""
+    def _fail_over(self, loss: Loss) -> float:
+        """One round; seconds from the loss until all that was sent before the promotion has its answer."""
         self._wait_for_results("before")
         self.pair.cut_off_replica()
         self._wait_for_results("the replica gets nothing")
-        struck = time.time()
-        if strike is Strike.KILL:
+        lost_at = time.time()
+        if loss is Loss.KILL:
             self.pair.primary.kill()
-        elif strike is Strike.STOP:
+        elif loss is Loss.STOP:
             self.pair.stop_primary()
         self.pair.promote()
         touched = list(self._sent)
-        if isinstance(self.pair, PostgresPair) and strike is Strike.SPARE:
+        if isinstance(self.pair, PostgresPair) and loss is Loss.SPARE:
             self.pair.move_second()
             self._wait_for_results("two primaries")
         self.pair.rejoin()
         self._lost |= self._find_lost()
-        return self._wait_for_answers(touched) - struck
+        return self._wait_for_answers(touched) - lost_at
 
     def _wait_for_results(self, when: str) -> None:
-        self.progress(f"{self.part.name}, {self.part.strike}: {when}")
+        self.progress(f"{self.part.name}, {self.part.loss}: {when}")
         since = time.time()
         with suppress(Timeout):
             until(lambda: sum(row.time > since for row in self._rows("told")) >= ENOUGH, when, DARK)
@@ -223,11 +223,11 @@ class _Trial:
             for problem in verdict.problems if self.part.waits else ():
                 self.progress(f"BROKEN {verdict.task} ({verdict.promise}): {problem}")
         named: dict[str, Any] = {} if self.part.waits else {"system": CONTROL}
-        campaign = f"fail-over, primary {self.part.strike}, {self.part.rounds} times"
+        campaign = f"fail-over, primary {self.part.loss}, {self.part.rounds} times"
         rows = rows_of(verdicts, store=self.part.name, campaign=campaign, seconds=round(lasted, 1), **named)
         figures = {
             "pair": self.part.name,
-            "primary": self.part.strike,
+            "primary": self.part.loss,
             "promotions": len(seconds),
             "operations": len(self._operations),
             "lost": len(self._lost),
