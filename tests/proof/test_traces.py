@@ -1,5 +1,7 @@
 """The specification allows what the production code does, and not what its mutants do."""
 
+from typing import Any
+
 import pytest
 
 from celery_idempotent.protocol.policy import Policy
@@ -33,7 +35,7 @@ def test_forged_outcome_is_rejected() -> None:
     claim = BLANK.but(key="k", status=Status.IN_PROGRESS, revision="x", owner="a", fencing_token=70, fingerprint="f")
     claim = claim.but(lease_until=100)
     end = claim.but(status=Status.COMPLETED, revision="y")
-    forged = {
+    forged: dict[str, dict[str, Any]] = {
         "right": {},
         "arguments": {"fingerprint": None},
         "token": {"fencing_token": 71},
