@@ -27,12 +27,12 @@ from rich.console import Console
 from celery_idempotent import IdempotencyWarning
 from lab import tether
 from lab.benchmarks import calls, growth, latency, memory, peers, report
-from lab.benchmarks.environment import OTHER_DYNAMODB, Servers, described
+from lab.benchmarks.environment import OTHER_DYNAMODB, DynamoDB, describe
 from lab.embedded import EmbeddedAws
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
-PARTS: Mapping[str, tuple[Callable[[Servers, int], report.Section], int, int]] = {
+PARTS: Mapping[str, tuple[Callable[[DynamoDB, int], report.Section], int, int]] = {
     "cpu": (calls.measure, 800, 60),
     "latency": (latency.measure, 400, 10),
     "peers": (peers.measure, 7, 1),
@@ -53,7 +53,7 @@ def main(parts: Sequence[str], quick: bool) -> None:
     console.width = max(console.width, 118)  # for the widest table, where the output is no terminal
     logging.getLogger("celery_idempotent").setLevel(logging.WARNING)
     warnings.simplefilter("ignore", IdempotencyWarning)  # that memory is for one process: here it is the floor
-    environment = described(quick=quick)
+    environment = describe(quick=quick)
     for name, value in environment.items():
         console.print(f"{name}: {value}", highlight=False)
     sections = []
@@ -61,7 +61,7 @@ def main(parts: Sequence[str], quick: bool) -> None:
         for name in parts or PARTS:
             console.print(f"\nmeasuring {name}", style="dim")
             measure, full, few = PARTS[name]
-            sections.append(measure(Servers(OTHER_DYNAMODB or aws.endpoint), few if quick else full))
+            sections.append(measure(DynamoDB(OTHER_DYNAMODB or aws.endpoint), few if quick else full))
             report.show(console, sections[-1])
     goals = [goal for section in sections for goal in section.goals]
     console.print(f"\n{sum(goal.reached for goal in goals)} of {len(goals)} goals reached")

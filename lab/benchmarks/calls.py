@@ -6,7 +6,7 @@ from typing import Any
 
 from celery_idempotent.stores.memory import MemoryStore
 from lab.benchmarks.contenders import BareBoto3, GuardedCall, Powertools, Tracers, dynamodb_store
-from lab.benchmarks.environment import Servers
+from lab.benchmarks.environment import DynamoDB
 from lab.benchmarks.report import Goal, Grid, Section
 from lab.benchmarks.timing import COLLECT_EVERY, Spread, added, cpu_us, ratios, sample, spread
 
@@ -19,9 +19,9 @@ _MOST_PLAIN_CALLS = {"new key": 2.4, "duplicate": 1.7}
 _PATHS = tuple(_MOST_PLAIN_CALLS)
 
 
-def measure(servers: Servers, rounds: int) -> Section:
-    bare, powertools = BareBoto3(servers), Powertools(servers)
-    ours = GuardedCall(dynamodb_store(servers, servers.session()))
+def measure(dynamodb: DynamoDB, rounds: int) -> Section:
+    bare, powertools = BareBoto3(dynamodb), Powertools(dynamodb)
+    ours = GuardedCall(dynamodb_store(dynamodb, dynamodb.session()))
     contenders: Sequence[Any] = (bare, ours, powertools)
     known = time.time_ns()  # no earlier run on a lasting server can have used this number, or one of the next
 
@@ -57,7 +57,7 @@ def measure(servers: Servers, rounds: int) -> Section:
     )
 
 
-def measure_own(_: Servers, rounds: int) -> Section:
+def measure_own(_: DynamoDB, rounds: int) -> Section:
     """The same of what a worker's process executes, in calls of a plain task."""
     tracers, plain = Tracers(MemoryStore()), "plain task"
     tracers.delivery("idempotent", 0)()

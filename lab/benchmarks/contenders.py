@@ -26,7 +26,7 @@ from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.dynamodb.store import DynamoDBStore
-from lab.benchmarks.environment import Servers
+from lab.benchmarks.environment import DynamoDB
 
 _POWERTOOLS_TABLE = "powertools"
 _WORKER, _TASK_ID = "celery@benchmark", "0b8d1a5e-7c2f-4a52-9d0c-6f6f3b1f4a11"
@@ -48,9 +48,9 @@ def make_app(store: Store) -> Celery:
     return app
 
 
-def dynamodb_store(servers: Servers, session: boto3.Session, transport: str = "direct") -> DynamoDBStore:
+def dynamodb_store(dynamodb: DynamoDB, session: boto3.Session, transport: str = "direct") -> DynamoDBStore:
     """The library's store on the table of the benchmarks, which is there afterwards."""
-    store = DynamoDBStore("benchmark", endpoint_url=servers.dynamodb, session=session, transport=transport)
+    store = DynamoDBStore("benchmark", endpoint_url=dynamodb.endpoint, session=session, transport=transport)
     store.provision()
     return store
 
@@ -116,12 +116,12 @@ class BareBoto3:
 
     name = "bare boto3"
 
-    def __init__(self, servers: Servers) -> None:
-        self._client: Any = servers.session().client("dynamodb", endpoint_url=servers.dynamodb)
-        recorded = servers.session()
+    def __init__(self, dynamodb: DynamoDB) -> None:
+        self._client: Any = dynamodb.session().client("dynamodb", endpoint_url=dynamodb.endpoint)
+        recorded = dynamodb.session()
         seen: list[Mapping[str, Any]] = []
         recorded.events.register("provide-client-params.dynamodb.PutItem", lambda params, **_: seen.append(params))
-        call = GuardedCall(dynamodb_store(servers, recorded, "boto3"))
+        call = GuardedCall(dynamodb_store(dynamodb, recorded, "boto3"))
         call.delivery(time.time_ns())()  # no earlier run on a lasting server can have used that number
         *_, self._claim, self._complete = seen  # after those of its preparation
 
@@ -169,8 +169,8 @@ class Powertools:
 
     name = "Powertools"
 
-    def __init__(self, servers: Servers) -> None:
-        client = servers.session().client("dynamodb", endpoint_url=servers.dynamodb)
+    def __init__(self, dynamodb: DynamoDB) -> None:
+        client = dynamodb.session().client("dynamodb", endpoint_url=dynamodb.endpoint)
         self._charge = powertools(client, result_of, "order", 60, use_local_cache=False)
 
     def delivery(self, number: int) -> Callable[[], object]:

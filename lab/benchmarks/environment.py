@@ -16,21 +16,21 @@ OTHER_DYNAMODB = os.environ.get("BENCH_DYNAMODB_ENDPOINT")
 
 
 @dataclass(frozen=True, slots=True)
-class Servers:
+class DynamoDB:
     """DynamoDB, in a process of its own."""
 
-    dynamodb: str
+    endpoint: str
 
     def session(self) -> boto3.session.Session:
         """A new session; hooks on its events reach every client made from it."""
         return boto3.session.Session("test", "test", region_name=REGION)
 
     def store_url(self, table: str) -> str:
-        host = self.dynamodb.removeprefix("http://").rstrip("/")
+        host = self.endpoint.removeprefix("http://").rstrip("/")
         return f"dynamodb://test:test@{host}/{table}?region={REGION}"
 
 
-def described(*, quick: bool) -> dict[str, str]:
+def describe(*, quick: bool) -> dict[str, str]:
     told = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*: (.+)", told.read_text()) if told.exists() else None
     return {

@@ -15,7 +15,7 @@ from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores import open_store
 from lab.benchmarks.contenders import GuardedCall, order, result_of
-from lab.benchmarks.environment import Servers
+from lab.benchmarks.environment import DynamoDB
 from lab.benchmarks.report import Goal, Grid, Section
 from lab.benchmarks.timing import Spread, ratios, sample, spread
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
@@ -113,20 +113,20 @@ class Subject:
         return time.perf_counter() - begin
 
 
-def _urls(servers: Servers, running: ExitStack) -> dict[str, str]:
+def _urls(dynamodb: DynamoDB, running: ExitStack) -> dict[str, str]:
     kinds: Mapping[str, Any] = {"Redis": EmbeddedRedis, "PostgreSQL": EmbeddedPostgres, "MariaDB": EmbeddedMariaDB}
-    urls = {"memory": "memory://", "DynamoDB": servers.store_url("growth")}
+    urls = {"memory": "memory://", "DynamoDB": dynamodb.store_url("growth")}
     urls |= {name: running.enter_context(kind()).url for name, kind in kinds.items() if not kind.missing()}
     return {**urls, "SQLite": f"sqlite:///{running.enter_context(temporary_folder())}/benchmark.sqlite3"}
 
 
-def measure(servers: Servers, rounds: int) -> Section:
+def measure(dynamodb: DynamoDB, rounds: int) -> Section:
     """Measure ``rounds`` interleaved rounds on stores of up to :data:`_RECORDS` each."""
     largest = _RECORDS * rounds
     with ExitStack() as stack:
         subjects = {
             (name, size): stack.enter_context(closing(Subject(url_at(name, url, size), size)))
-            for name, url in _urls(servers, stack).items()
+            for name, url in _urls(dynamodb, stack).items()
             for size in SIZES
             if size <= min(largest, _LIMITS.get(name, largest))
         }

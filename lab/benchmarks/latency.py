@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from celery_idempotent.stores import open_store
 from lab.benchmarks.contenders import Tracers
-from lab.benchmarks.environment import Servers
+from lab.benchmarks.environment import DynamoDB
 from lab.benchmarks.report import Goal, Grid, Section
 from lab.benchmarks.timing import sample
 from lab.embedded import EmbeddedPostgres, EmbeddedRedis
@@ -41,11 +41,11 @@ class Process:
         return (time.perf_counter() - begin) * 1000
 
 
-def measure(servers: Servers, rounds: int) -> Section:
+def measure(dynamodb: DynamoDB, rounds: int) -> Section:
     with ExitStack() as running:
         redis = running.enter_context(EmbeddedRedis(options=("--save", "", "--appendonly", "no")))
         postgres = running.enter_context(EmbeddedPostgres(settings={"fsync": "off"}))
-        urls = {"Redis": redis.url, "PostgreSQL": postgres.url, "DynamoDB": servers.store_url("latency")}
+        urls = {"Redis": redis.url, "PostgreSQL": postgres.url, "DynamoDB": dynamodb.store_url("latency")}
         for url in urls.values():
             open_store(url).provision()
         processes = {(name, away): Process(url, away, running) for name, url in urls.items() for away in _AWAY}

@@ -20,7 +20,7 @@ from lab.benchmarks.report import Goal, Grid, Section
 from lab.embedded import EmbeddedPostgres, EmbeddedRedis
 
 if TYPE_CHECKING:
-    from lab.benchmarks.environment import Servers  # which brings boto3
+    from lab.benchmarks.environment import DynamoDB  # which brings boto3
 
 _MOST = {"Redis": 2, "PostgreSQL": 12, "DynamoDB": 10}  # MB that the library wants to add at most
 _SIZE = 8  # processes or threads of a pool
@@ -30,11 +30,11 @@ _Weight = list[float]
 """Connections to the store, threads and MB."""
 
 
-def measure(servers: "Servers", tasks: int) -> Section:
+def measure(dynamodb: "DynamoDB", tasks: int) -> Section:
     from celery_idempotent.stores import open_store  # a plain worker imports nothing of the library
 
     with EmbeddedRedis() as broker, EmbeddedRedis() as redis, EmbeddedPostgres() as postgres:
-        urls = {"Redis": redis.url, "PostgreSQL": postgres.url, "DynamoDB": servers.store_url("memory")}
+        urls = {"Redis": redis.url, "PostgreSQL": postgres.url, "DynamoDB": dynamodb.store_url("memory")}
         for url in urls.values():
             open_store(url).provision()
         places = [(pool, name) for pool in ("prefork", "threads") for name in ("none", *urls)]

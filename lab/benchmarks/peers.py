@@ -3,7 +3,7 @@
 from functools import partial
 
 from celery_idempotent.stores import open_store
-from lab.benchmarks.environment import Servers
+from lab.benchmarks.environment import DynamoDB
 from lab.benchmarks.report import Goal, Grid, Section
 from lab.benchmarks.timing import Spread, ratios, sample, spread
 from lab.benchmarks.worker_app import Kind, Setup
@@ -17,7 +17,7 @@ _ORDER = (Kind.PLAIN, Kind.ONCE, _WITH_RESULTS, Kind.SINGLETON, Kind.IDEMPOTENT)
 _COMPARED = ("execute/s", "end to end/s", "both, CPU us")
 
 
-def measure(_: Servers, rounds: int) -> Section:
+def measure(_: DynamoDB, rounds: int) -> Section:
     # Nothing is written to disk, which is the kindest to everybody.
     with EmbeddedRedis(options=("--save", "", "--appendonly", "no")) as redis:
         url = redis.url

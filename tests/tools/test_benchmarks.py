@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lab.benchmarks.environment import Servers
+from lab.benchmarks.environment import DynamoDB
 from lab.benchmarks.growth import CALLS, Cost, Subject, key_of, steepest, url_at
 from lab.benchmarks.latency import Process
 from lab.benchmarks.timing import Spread, added, ratios
@@ -44,7 +44,7 @@ def test_every_filled_record_is_the_librarys_own_under_another_key(
     """So what is measured on the copies holds for records; one that is asked for by its number is a duplicate."""
     server: Any = request.getfixturevalue(SERVERS[name]) if name in SERVERS else None
     urls = {"SQLite": f"sqlite:///{tmp_path}/growth.sqlite3"}
-    url = Servers(server).store_url("growth") if name == "DynamoDB" else urls.get(name) or server.url
+    url = DynamoDB(server).store_url("growth") if name == "DynamoDB" else urls.get(name) or server.url
     with closing(Subject(url_at(name, url, COUNT), COUNT)) as subject:
         store: Any = subject.store
         subject.fill()
