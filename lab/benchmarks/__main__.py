@@ -34,10 +34,10 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
 PARTS: Mapping[str, tuple[Callable[[DynamoDB, int], report.Section], int, int]] = {
     "cpu": (calls.measure, 800, 60),
-    "latency": (latency.measure, 400, 10),
+    "latency": (latency.measure, 400, 5),
     "peers": (peers.measure, 7, 1),
     "own": (calls.measure_own, 2_000, 100),
-    "growth": (growth.measure, 200, 20),
+    "growth": (growth.measure, 200, 4),
     "memory": (memory.measure, 80, 80),
 }
 """By name, what is measured, in how many rounds, and in how many to see that it works."""
