@@ -34,7 +34,7 @@ from lab.proof import verdicts
 from lab.proof.verdicts import CODEC, FINAL, NO_HEARTBEAT, PROMISES, Promise, Remembered, Seen, Told, Verdict, operation
 
 
-class Operation(StrEnum):
+class Purpose(StrEnum):
     """What a request is for."""
 
     CLAIM = "claim"
@@ -49,7 +49,7 @@ class Operation(StrEnum):
     ANNOUNCEMENT = "announcement"
 
 
-class Program(StrEnum):
+class Behaviour(StrEnum):
     """What a body does after its effect."""
 
     RETURNS = "returns"
@@ -86,14 +86,14 @@ _TIMES = (1, 2, 3, 9)  # writes: one try, both tries of a claim, and some of a c
 class Strike:
     """A fault, and so many times in a row where it strikes whom."""
 
-    operation: Operation
+    purpose: Purpose
     fault: Fault
     times: int = 1
     delivery: int | None = None
 
     def __str__(self) -> str:
         whose = "" if self.delivery is None else f" of delivery {self.delivery}"
-        return f"{self.times} x {self.fault} at {self.operation}{whose}"
+        return f"{self.times} x {self.fault} at {self.purpose}{whose}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Plan:
     """
 
     promise: Promise
-    program: Program = Program.RETURNS
+    behaviour: Behaviour = Behaviour.RETURNS
     strikes: tuple[Strike, ...] = ()
     deliveries: int = 1
     moves: tuple[str, ...] = ()
@@ -115,16 +115,16 @@ class Plan:
     number: int = 0
 
     def __str__(self) -> str:
-        parts = [f"plan {self.number}, {self.promise.name}, {self.deliveries} deliveries, the body {self.program}"]
+        parts = [f"plan {self.number}, {self.promise.name}, {self.deliveries} deliveries, the body {self.behaviour}"]
         parts += [*map(str, self.strikes), " ".join(self.moves), "announced" * self.is_announced]
         return "; ".join(filter(None, (*parts, "clock follows" * self.clock_follows)))
 
     @property
     def heals(self) -> bool:
         """Whether a resend outlives every fault, so that the first delivery must end well with one effect."""
-        ends_well = self.program in (Program.RETURNS, Program.RENEWS, Program.REMEMBERED)
+        ends_well = self.behaviour in (Behaviour.RETURNS, Behaviour.RENEWS, Behaviour.REMEMBERED)
         is_alone = self.deliveries == 1 and not self.moves and ends_well
-        are_apart = len({each.operation for each in self.strikes}) == len(self.strikes)
+        are_apart = len({each.purpose for each in self.strikes}) == len(self.strikes)
         return is_alone and are_apart and all(each.times == 1 and each.fault not in _LAST for each in self.strikes)
 
 
@@ -176,7 +176,7 @@ class OneDelivery(StoreWrapper):
         self.task.note(new, stored)
         return stored
 
-    def _sent(self, doing: Operation, send: Callable[[], Record | None]) -> Record | None:
+    def _sent(self, doing: Purpose, send: Callable[[], Record | None]) -> Record | None:
         if self._is_cut_off:
             raise StoreUnavailable("world", "swap", "cut off")
         self.turn()
@@ -206,21 +206,21 @@ class OneDelivery(StoreWrapper):
         self._is_cut_off = fault is Fault.CUT_OFF
         raise StoreUnavailable("world", "swap", fault)
 
-    def _name(self, new: Record) -> Operation:
+    def _name(self, new: Record) -> Purpose:
         if self.number < 0:
-            return Operation.ANNOUNCEMENT if self.number == PUBLISHER else Operation.LEASE_END
+            return Purpose.ANNOUNCEMENT if self.number == PUBLISHER else Purpose.LEASE_END
         if new.status is not Status.IN_PROGRESS:
             return _ENDS[new.status]
         if new.fencing_token == self._token:
-            return Operation.RENEWAL
-        return Operation.CLAIM if new.attempts == 1 else Operation.TAKEOVER if new.takeovers else Operation.RECLAIM
+            return Purpose.RENEWAL
+        return Purpose.CLAIM if new.attempts == 1 else Purpose.TAKEOVER if new.takeovers else Purpose.RECLAIM
 
 
 _ENDS = {
-    Status.COMPLETED: Operation.COMPLETION,
-    Status.FAILED: Operation.FAILURE,
-    Status.RELEASED: Operation.RELEASE,
-    Status.UNKNOWN: Operation.GIVING_UP,
+    Status.COMPLETED: Purpose.COMPLETION,
+    Status.FAILED: Purpose.FAILURE,
+    Status.RELEASED: Purpose.RELEASE,
+    Status.UNKNOWN: Purpose.GIVING_UP,
 }
 
 
@@ -331,12 +331,12 @@ class Task:
             each()
         self.faults["landed late"] += len(landing)
 
-    def fate(self, doing: Operation, number: int) -> Fault | None:
+    def fate(self, doing: Purpose, number: int) -> Fault | None:
         for index, strike in enumerate(self.plan.strikes):
-            if strike.operation is doing and self._left[index] and strike.delivery in (None, number):
+            if strike.purpose is doing and self._left[index] and strike.delivery in (None, number):
                 self._left[index] -= 1
                 self.faults[strike.fault] += 1
-                self.struck[f"{strike.fault} at {strike.operation}"] += 1
+                self.struck[f"{strike.fault} at {strike.purpose}"] += 1
                 return strike.fault
         return None
 
@@ -374,24 +374,24 @@ class Task:
             return Told("raised")
 
     def _act(self, attempt: Claim, delivery: OneDelivery, clean: bool) -> str:
-        program = self.plan.program
-        if program is Program.STOPS_BEFORE and not clean:
+        behaviour = self.plan.behaviour
+        if behaviour is Behaviour.STOPS_BEFORE and not clean:
             raise SafeToRetry
         self._renew(attempt)
         delivery.turn()
         receipt = effect_key(attempt.key, "charge") if self.plan.promise.keyed else f"by {delivery.number}"
         self.effects.append((receipt, attempt.fencing_token))
-        if program is Program.REMEMBERED:
+        if behaviour is Behaviour.REMEMBERED:
             raise Remembered(receipt)
-        if program is Program.FAILS and not clean:
+        if behaviour is Behaviour.FAILS and not clean:
             raise _Failed(receipt)
-        if program is Program.EXITS and not clean:
+        if behaviour is Behaviour.EXITS and not clean:
             raise SystemExit(receipt)
         self._renew(attempt)
         return receipt
 
     def _renew(self, attempt: Claim) -> None:
-        if self.plan.program is Program.RENEWS:
+        if self.plan.behaviour is Behaviour.RENEWS:
             attempt.renew()
             attempt.ensure_owned()
 
@@ -412,7 +412,7 @@ class Task:
             reached=self.struck,
             effects=seen.effects,
             unknown=seen.unknown,
-            unexplained=seen.unknown and not faults and self.plan.program is not Program.EXITS,
+            unexplained=seen.unknown and not faults and self.plan.behaviour is not Behaviour.EXITS,
             stuck=seen.stuck,
             takeovers=self.events[EventName.TAKEN_OVER],
             healed=self.healed,
@@ -449,7 +449,7 @@ class Task:
         """Whether an attempt's end may have been unknown to the next: a lease ended early, or it was not recorded."""
         return (
             not {"lease", "dead"}.isdisjoint(self.plan.moves)
-            or self.plan.program in (Program.FAILS, Program.EXITS)
+            or self.plan.behaviour in (Behaviour.FAILS, Behaviour.EXITS)
             or bool(self.events[EventName.STORE_UNAVAILABLE])
             or _DIED in self.told
             or Told("StoreUnavailable") in self.told  # a body may meet it, too, when it renews
@@ -468,35 +468,35 @@ _DIED = Told("died")
 def at_random(seed: int, number: int) -> Plan:
     """A plan of its own for every ``seed`` and ``number``."""
     rng = random.Random(f"{seed}:{number}")
-    program = rng.choices(list(Program), (8, 3, 2, 2, 2, 1))[0]
+    behaviour = rng.choices(list(Behaviour), (8, 3, 2, 2, 2, 1))[0]
     deliveries = rng.choices((1, 2, 3), (6, 4, 1))[0]
     moves: tuple[str, ...] = ()
     if deliveries > 1 or rng.random() < 0.2:
         moves = tuple(_random_move(rng, deliveries) for _ in range(rng.randint(3, 14)))
-    later = [Operation.TAKEOVER, Operation.GIVING_UP, Operation.LEASE_END] if deliveries > 1 else []
-    struck = [Operation.ANNOUNCEMENT, Operation.CLAIM, *_ENDED_BY[program], *later]
+    later = [Purpose.TAKEOVER, Purpose.GIVING_UP, Purpose.LEASE_END] if deliveries > 1 else []
+    struck = [Purpose.ANNOUNCEMENT, Purpose.CLAIM, *_ENDED_BY[behaviour], *later]
     strikes = tuple(
         _strike(rng, rng.choice(struck), rng.randrange(deliveries) if rng.random() < 0.3 else None)
         for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0])
     )
     return Plan(
         promise=rng.choice(list(PROMISES.values())),
-        program=program,
+        behaviour=behaviour,
         strikes=strikes,
         deliveries=deliveries,
         moves=moves,
-        is_announced=rng.random() < 0.3 or any(each.operation is Operation.ANNOUNCEMENT for each in strikes),
+        is_announced=rng.random() < 0.3 or any(each.purpose is Purpose.ANNOUNCEMENT for each in strikes),
         clock_follows=rng.random() < 0.5,
         number=number,
     )
 
 
-def _strike(rng: random.Random, operation: Operation, delivery: int | None) -> Strike:
+def _strike(rng: random.Random, purpose: Purpose, delivery: int | None) -> Strike:
     fault = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-    if operation is Operation.ANNOUNCEMENT and fault in _LAST:
+    if purpose is Purpose.ANNOUNCEMENT and fault in _LAST:
         fault = Fault.HELD  # a publisher that dies sends no message, so there is nothing to deliver
     times = 1 if fault in _LAST else rng.choices(_TIMES, (12, 3, 1, 1))[0]
-    return Strike(operation, fault, times, delivery)
+    return Strike(purpose, fault, times, delivery)
 
 
 def _random_move(rng: random.Random, deliveries: int) -> str:
@@ -507,11 +507,11 @@ def _random_move(rng: random.Random, deliveries: int) -> str:
     return str(rng.randrange(deliveries)) + ("!" if drawn > 0.9 else "")
 
 
-_ENDED_BY: Mapping[Program, tuple[Operation, ...]] = {
-    Program.RETURNS: (Operation.COMPLETION,),
-    Program.RENEWS: (Operation.RENEWAL, Operation.COMPLETION),
-    Program.REMEMBERED: (Operation.FAILURE,),
-    Program.FAILS: (Operation.RELEASE, Operation.FAILURE),
-    Program.STOPS_BEFORE: (Operation.RELEASE, Operation.RECLAIM),
-    Program.EXITS: (Operation.RELEASE, Operation.GIVING_UP),
+_ENDED_BY: Mapping[Behaviour, tuple[Purpose, ...]] = {
+    Behaviour.RETURNS: (Purpose.COMPLETION,),
+    Behaviour.RENEWS: (Purpose.RENEWAL, Purpose.COMPLETION),
+    Behaviour.REMEMBERED: (Purpose.FAILURE,),
+    Behaviour.FAILS: (Purpose.RELEASE, Purpose.FAILURE),
+    Behaviour.STOPS_BEFORE: (Purpose.RELEASE, Purpose.RECLAIM),
+    Behaviour.EXITS: (Purpose.RELEASE, Purpose.GIVING_UP),
 }

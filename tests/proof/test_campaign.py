@@ -9,7 +9,7 @@ from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_record
 from lab.proof.campaign import attack
-from lab.proof.course import PUBLISHER, Dead, Fault, OneDelivery, Operation, Plan, Strike, Task, at_random
+from lab.proof.course import PUBLISHER, Dead, Fault, OneDelivery, Plan, Purpose, Strike, Task, at_random
 from lab.proof.flaws import CONTROLS, FLAWS
 from lab.proof.targets import ALL
 from lab.proof.verdicts import PROMISES
@@ -36,7 +36,7 @@ def test_every_write_and_every_fault_is_met() -> None:
     """Nothing that could be struck is left out, and nothing that strikes; each pair is met by a longer run."""
     found = attack("memory", "", faulted=500, seed=SEED)
     pairs = [each.split(" at ", 1) for each in found.reached]
-    assert ({fault for fault, _ in pairs}, {operation for _, operation in pairs}) == (set(Fault), set(Operation))
+    assert ({fault for fault, _ in pairs}, {operation for _, operation in pairs}) == (set(Fault), set(Purpose))
     assert found.problems == []
 
 
@@ -59,7 +59,7 @@ def test_a_fault_does_what_its_name_says(fault: Fault | None, happens: str) -> N
     """To the first of two writes: what arrives, and what their sender is told."""
     happened: list[str] = []
     store = Mock(swap=lambda new, expected: happened.append(new.key))
-    strikes = () if fault is None else (Strike(Operation.ANNOUNCEMENT, fault),)
+    strikes = () if fault is None else (Strike(Purpose.ANNOUNCEMENT, fault),)
     task = Task(store, Plan(promise=PROMISES["exactly once"], strikes=strikes))
     sender = OneDelivery(task, PUBLISHER)
     for key in ("first", "second"):
