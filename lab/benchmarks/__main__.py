@@ -10,7 +10,7 @@ Without a PART, all of them run, and docs/benchmarks gets the results; name some
   latency     what a store adds that is 1, 5 or 20 ms away, in round trips
   peers       celery-once and celery-singleton on the same Redis: tasks/s, CPU
   own         the library's own code, in calls of a plain task
-  growth      each store with 1,000 to 100,000 records: CPU, time, listing
+  growth      each store with 1,000 to 1,000,000 records: CPU, time, listing
   memory      what each store adds to a pool process
 
 BENCH_DYNAMODB_ENDPOINT=http://127.0.0.1:8000 takes another DynamoDB than the embedded one.

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from statistics import median
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
+
+from sqlalchemy import insert, select
 
 from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.stores import open_store
+from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.sql import SQLStore
+from celery_idempotent.stores.sql.schema import KEY
 from lab.benchmarks.contenders import GuardedCall, order, result_of
 from lab.benchmarks.environment import DynamoDB
 from lab.benchmarks.report import Goal, Grid, Section
@@ -21,11 +26,11 @@ from lab.benchmarks.timing import Spread, ratios, sample, spread
 from lab.embedded import EmbeddedMariaDB, EmbeddedPostgres, EmbeddedRedis
 from lab.folders import temporary_folder
 
-SIZES = (1_000, 10_000, 100_000)
-_LIMITS: Mapping[str, int] = {"DynamoDB": 10_000, "MariaDB": 10_000}
-"""Records that can be written within about a minute; of the others, all sizes."""
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+_LIMITS: Mapping[str, int] = {"DynamoDB": 10_000, "MariaDB": 100_000, "memory": 100_000, "SQLite": 100_000}
+"""Records that can be written within two minutes; of the others, all sizes."""
 
-_RECORDS = 500  # so many per round the largest store may have: a short run fills no large one
+_BATCH, _RECORDS = 5_000, 5_000  # so many per round the largest store may have: a short run fills no large one
 CALLS = ("new key", "duplicate")
 CLOCKS = {"cpu": "CPU", "wall": "on the clock"}
 FLAT = 1.2  # times the smallest store: what a call on the largest may cost
@@ -35,7 +40,7 @@ _LISTED_IN, _UNKNOWN, _LISTINGS = 1.0, 20, 3
 """Seconds in which so many records of all are to be listed; and how often that is tried."""
 
 _LABEL = "acme/7"
-_QUESTIONS: Mapping[str, Mapping[str, Any]] = {"status": {"status": Status.UNKNOWN}, "label": {"label": _LABEL}}
+_ASKED = {"status": Status.UNKNOWN, "label": _LABEL, "name": _LABEL, "oldest": _UNKNOWN}
 
 
 def key_of(number: int | str) -> str:
@@ -80,10 +85,25 @@ class Subject:
         self.store.close()
 
     def fill(self) -> None:
+        """Copy the first record, as fast as the store can."""
         self.deliver(0)
-        template: Any = self.store.get(key_of(0))
-        for number in range(1, self._size):
-            self.store.swap(template.but(key=key_of(number)), None)
+        store, template = self.store, cast(Any, self.store.get(key_of(0)))
+        for first in range(1, self._size, _BATCH):
+            keys = [key_of(number) for number in range(first, min(first + _BATCH, self._size))]
+            if isinstance(store, RedisStore):
+                with store._connected().pipeline(transaction=False) as pipeline:
+                    for key in keys:
+                        pipeline.copy(store._redis_key(template.key).decode(), store._redis_key(key).decode())
+                    pipeline.execute()
+            elif isinstance(store, SQLStore):
+                transaction = store.begin()
+                row = transaction.connection.execute(select(store.table).limit(1)).mappings().one()
+                named = [key.encode() if isinstance(row[KEY], bytes) else key for key in keys]
+                transaction.connection.execute(insert(store.table), [{**row, KEY: key} for key in named])
+                transaction.commit()
+            else:
+                for key in keys:
+                    store.swap(template.but(key=key), None)
 
     def deliver(self, number: int | str) -> Cost:
         """Claim and complete that record, or replay it."""
@@ -104,12 +124,12 @@ class Subject:
             gone = dict.fromkeys(("result", "content_type", "expires_at"))
             named = {"key": key_of(f"unknown {number}"), "revision": uuid4().hex, "label": _LABEL}
             self.store.swap(template.but(status=Status.UNKNOWN, **named, **gone), None)
-        return {by: median(self._seconds(asked) for _ in range(_LISTINGS)) for by, asked in _QUESTIONS.items()}
+        return {by: median(self._seconds({by: asked}) for _ in range(_LISTINGS)) for by, asked in _ASKED.items()}
 
     def _seconds(self, asked: Mapping[str, Any]) -> float:
         begin = time.perf_counter()
         found = list(self.store.scan(**asked))
-        assert len(found) == _UNKNOWN, f"{self.store!r} lists {len(found)} records"
+        assert len(found) >= _UNKNOWN, f"{self.store!r} lists {len(found)} records"
         return time.perf_counter() - begin
 
 
@@ -151,11 +171,11 @@ def measure(dynamodb: DynamoDB, rounds: int) -> Section:
         "each, every store of every size gets one new key and one duplicate of a record drawn from all it holds, in "
         "random order. CPU is user and system time of the calling process. A ratio is that of two calls of one round, "
         "to the store with the fewest records. The DynamoDB here is an emulator that keeps a table in a Python dict, "
-        f"so its times say nothing about AWS. Listing is `scan(status=UNKNOWN)` and `scan(label=...)` with {_UNKNOWN} "
-        f"such records, median of {_LISTINGS}, on DynamoDB by its optional indexes.",
+        f"so its times say nothing about AWS. Listing is `scan` with {_UNKNOWN} records that fit, median of "
+        f"{_LISTINGS}, on DynamoDB by its optional indexes; that and memory give all for name and age.",
         [
             *(_grid(call, costs) for call in CALLS),
-            Grid(f"Listing {_UNKNOWN} UNKNOWN records, ms", ("Store", "listed of", *_QUESTIONS), listing),
+            Grid(f"Listing {_UNKNOWN} UNKNOWN records, ms", ("Store", "listed of", *_ASKED), listing),
         ],
         list(_goals(costs, seconds)),
     )
