@@ -14,6 +14,7 @@ from celery_idempotent.integration.operating.display import duration, iso, outco
 from celery_idempotent.protocol.codec import Encoded
 from celery_idempotent.protocol.contents import OBJECT
 from celery_idempotent.protocol.steps import Begun, Finished, to_plain
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_record
 from tests.support.commands import keep, run, told
 from tests.support.deliveries import an_app, deliver
@@ -105,6 +106,26 @@ def test_list_says_that_there_is_more(app: Celery) -> None:
 
     assert [each["key"] for each in told(app, "list", "--limit", "2")] == ["of 3 h", "of 2 h"]
     assert ["give --limit" in run(app, "list", "--json", "--limit", each).stderr for each in "23"] == [True, False]
+
+
+class _Indexed(MemoryStore):
+    def reads_all(self, **wanted: Any) -> bool:
+        return wanted.get("status") is None
+
+
+def test_reading_all_records_is_announced(app: Celery) -> None:
+    """Where the store says that no index tells which are meant; a whole key needs none."""
+    app.conf.idempotency_store = _Indexed(lambda: NOW)
+    record = keep(app, status=Status.UNKNOWN, label="acme/7")
+    for arguments in (
+        "list --label acme/7",
+        "show acme/7",
+        "effect-key acme/7 charge",
+        "forget --label acme/7 --dry-run",
+    ):
+        assert "all records are read" in run(app, *arguments.split()).stderr
+    for arguments in ("list --status UNKNOWN", f"show {record.key}"):
+        assert "all records are read" not in run(app, *arguments.split()).stderr
 
 
 @pytest.mark.parametrize(

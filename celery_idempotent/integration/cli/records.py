@@ -109,7 +109,7 @@ def show(call: Invocation, key: str, task: str | None) -> None:
     Where it fits several, --task says which is meant.
     """
     runtime = call.runtime
-    record = looked_up(runtime.store, key, task=task)
+    record = _looked_up(runtime.store, key, task)
     now, policy = runtime.store.now(), runtime.policy_of(record)
     if call.as_json:
         call.answer(_facts(record, now, policy))
@@ -125,7 +125,7 @@ def print_effect_key(call: Invocation, key: str, name: str, task: str | None) ->
     recorded any more.
     """
     try:
-        record = looked_up(call.runtime.store, key, task=task)
+        record = _looked_up(call.runtime.store, key, task)
     except PolicyError:
         if re.fullmatch(".+:[0-9a-f]{64}", key, re.DOTALL) is None:  # what every derived key looks like
             raise
@@ -163,10 +163,20 @@ _MOST_AT_ONCE = 1_000
 """Records that a store is asked to sort."""
 
 
-def _reading(store: Store, wanted: Filter, oldest: int | None = None) -> Iterator[Record]:
-    """The records that are meant, after a line where all records have to be looked at."""
+def _announce(store: Store, wanted: Filter) -> None:
+    """Say where all records have to be looked at."""
     if reads_all(store, wanted):
-        click.echo("No index tells which these are: all records are read.", err=True)
+        click.echo("No index tells which are meant: all records are read.", err=True)
+
+
+def _looked_up(store: Store, key: str, task: str | None) -> Record:
+    if store.get(key) is None:
+        _announce(store, Filter(key=key, task=task))
+    return looked_up(store, key, task=task)
+
+
+def _reading(store: Store, wanted: Filter, oldest: int | None = None) -> Iterator[Record]:
+    _announce(store, wanted)
     return screen.counted("reading", found(store, wanted, oldest=oldest))
 
 
@@ -359,7 +369,7 @@ def _judge(
     store, policy_of = call.runtime.store, call.runtime.policy_of
     question, status_of_many = _QUESTIONS[action]
     if key is not None:
-        records = [looked_up(store, key, task=wanted.task)]
+        records = [_looked_up(store, key, wanted.task)]
     else:
         meant = _reading(store, replace(wanted, status=wanted.status or status_of_many))
         records = [each for each in meant if not is_erased(each)]
