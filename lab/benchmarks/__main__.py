@@ -38,7 +38,7 @@ PARTS: Mapping[str, tuple[Callable[[DynamoDB, int], report.Section], int, int]] 
     "peers": (peers.measure, 7, 1),
     "own": (calls.measure_own, 2_000, 100),
     "growth": (growth.measure, 200, 4),
-    "memory": (memory.measure, 80, 80),
+    "memory": (memory.measure, 80, 8),
 }
 """By name, what is measured, in how many rounds, and in how many to see that it works."""
 
