@@ -6,6 +6,7 @@ to run.
 """
 
 import contextlib
+import multiprocessing
 import os
 import runpy
 import signal
@@ -14,7 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _PROGRAM = "a program"
@@ -68,6 +69,12 @@ def unwind_on_signals() -> None:
     """Have SIGINT and SIGTERM leave this program's `with` blocks, which stop servers and delete folders."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell switches off for background jobs
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def end_with_parent() -> None:
+    """Have this process, one of multiprocessing's, end when its parent does, however that ends."""
+    parent: Any = multiprocessing.parent_process()
+    threading.Thread(target=lambda: parent.join() or os._exit(1), daemon=True).start()
 
 
 def _die_with_parent() -> None:

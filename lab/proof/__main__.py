@@ -5,7 +5,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from multiprocessing import active_children
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,19 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from lab import tether
-from lab.proof import (
-    baselines,
-    campaign,
-    failover,
-    oracle,
-    recovery,
-    soak,
-    specification,
-    strikes,
-    sweep,
-    traces,
-    virtual_fleet,
-)
+from lab.proof import baselines, campaign, failover, oracle, recovery, soak, specification, strikes, sweep, traces
 from lab.proof.explorer import Violation, explore
 from lab.proof.flaws import STORE_FLAWS
 from lab.proof.mutants import MUTANTS, judge
@@ -35,6 +24,7 @@ from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
 from lab.proof.table import CONTROL, FOLDER, PLAIN, Row, keep, make_table, read, summarize
 from lab.proof.targets import ALL, TARGETS, start, why_not
 from lab.proof.verdicts import Verdict
+from lab.proof.virtual_fleet import FLAWS, simulate, simulate_flaw, sum_up
 
 A = TypeVar("A")
 
@@ -244,14 +234,14 @@ def soak_workers(minutes: float, seed: int, stores: Iterable[str], broker: str) 
 def simulate_fleet(seeds: int, seed: int) -> None:
     """Hours of 50 workers under one virtual clock, with deaths, stalls and outages; mistakes must be noticed."""
     began = time.monotonic()
-    hours = list(_in_processes(virtual_fleet.simulate, "hours of a fleet", range(seed, seed + seeds)))
-    controls = list(_in_processes(virtual_fleet.simulate_flaw, "their controls", virtual_fleet.FLAWS))
+    hours = list(_in_processes(simulate, "hours of a fleet", range(seed, seed + seeds)))
+    controls = list(_in_processes(simulate_flaw, "their controls", FLAWS))
     for number, counts in enumerate(hours, seed):
         console.print(*(f"hour {number}: {each}" for each in counts if "BROKEN" in each), sep="\n", end="")
     common: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": seed}
-    blind = virtual_fleet.sum_up(controls, system=CONTROL, **{**common, "store": f"virtual, {len(controls)} mistakes"})
-    _campaign("fleet", [virtual_fleet.sum_up(hours, system="celery-idempotent", **common), blind], hours=seeds)
-    _unless((name for name, counts in zip(virtual_fleet.FLAWS, controls, strict=True) if not counts), "nobody noticed")
+    blind = sum_up(controls, system=CONTROL, **{**common, "store": f"virtual, {len(controls)} mistakes"})
+    _campaign("fleet", [sum_up(hours, system="celery-idempotent", **common), blind], hours=seeds)
+    _unless((name for name, counts in zip(FLAWS, controls, strict=True) if not counts), "nobody noticed")
 
 
 @main.command("recovery")
@@ -358,7 +348,8 @@ def _count(items: Iterable[A], label: str) -> Iterator[A]:
 
 
 def _in_processes(work: Callable[..., A], label: str, *given: Iterable[Any]) -> Iterator[A]:
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(initializer=tether.end_with_parent) as pool, ExitStack() as stack:
+        stack.callback(lambda: [each.kill() for each in active_children()])  # or the pool waits for what they are at
         yield from _count(pool.map(work, *given), label)
 
 
