@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing import active_children
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -349,7 +349,9 @@ def _count(items: Iterable[A], label: str) -> Iterator[A]:
 
 def _in_processes(work: Callable[..., A], label: str, *given: Iterable[Any]) -> Iterator[A]:
     with ProcessPoolExecutor(initializer=tether.end_with_parent) as pool, ExitStack() as stack:
-        stack.callback(lambda: [each.kill() for each in active_children()])  # or the pool waits for what they are at
+        stack.callback(
+            lambda: list(map(methodcaller("kill"), active_children()))
+        )  # or the pool waits for what they are at
         yield from _count(pool.map(work, *given), label)
 
 
