@@ -31,7 +31,7 @@ from celery_idempotent.integration.broker import holding, recovery
 from celery_idempotent.integration.headers import CONFLICTS_HEADER
 from celery_idempotent.integration.messages import postpone
 from celery_idempotent.integration.settings import Runtime, StoreHandle
-from celery_idempotent.integration.task import guard
+from celery_idempotent.integration.task import guard, requests
 from celery_idempotent.integration.task import task as task_module
 from celery_idempotent.protocol.operation import Written
 from celery_idempotent.protocol.record import Record, Status
@@ -157,12 +157,12 @@ class Transport(virtual.Transport):
 class Worker(Host):
     """The main process, which receives and holds messages, and its pool processes, which execute them."""
 
-    hostname, connection_errors, disable_rate_limits, event_dispatcher = "celery@fleet", (NoAnswer,), True, None
+    connection_errors, disable_rate_limits, event_dispatcher = (NoAnswer,), True, None
     timer = task_buckets = controller = apply_eta_task = _limit_task = _limit_post_eta = MagicMock()
 
     def __init__(self, fleet: "Fleet", slot: int, machine: Machine) -> None:
         super().__init__(fleet, machine)
-        self.slot, self.stops, self.pool = slot, "", self
+        self.slot, self.stops, self.pool, self.hostname = slot, "", self, self.name
         self.child = partial(Host, fleet, machine, self.name)
         self.free, self.running = [self.child() for _ in range(_POOL)], dict[Host, Any]()
         self.received, self.waiting = list[Sent](), deque[Any]()
@@ -288,7 +288,7 @@ class Fleet(World):
 
     def live(self) -> "Fleet":
         """All of it, and then what it takes until every message is settled, or two hours."""
-        with self.replacing(_ONCE_IN_EACH):
+        with self.replacing({**_ONCE_IN_EACH, requests: {"_turns": {}}}):
             client = Host(self, Machine(self))
             for slot in range(self.slots):
                 self._strike(slot)

@@ -2,20 +2,24 @@
 # mypy: allow-untyped-decorators
 
 import gc
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery, Task, states
 from celery.app.task import Context
 from celery.exceptions import Reject, Retry
+from celery.signals import task_retry
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentMixin, InFlight, KeyMissing, Policy, StoreUnavailable
 from celery_idempotent.integration import headers as module
 from celery_idempotent.integration.headers import CONFLICTS_HEADER, IDENTITY_HEADER, identity_header, identity_in
 from celery_idempotent.integration.messages.postpone import _postpone
+from celery_idempotent.integration.task import requests
 from celery_idempotent.protocol.keys import Identity
 from tests.support.deliveries import Ended, Shop, deliver
 from tests.support.scene import raising
@@ -209,6 +213,69 @@ def test_delay_is_bounded_by_lease_backoff_and_broker(
     shop = Shop(policy, idempotency_hold_messages=held, broker_transport_options=options, broker_url=broker)
     shop.app.conf.idempotency_grace = 0
     assert _meeting(shop).value.when == pytest.approx(expected, abs=0.5)
+
+
+class Crowd:
+    """A worker that receives messages of a shop, by a clock of its own."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.shop, self.now = Shop(), 1_000.0
+        patch.setattr("celery_idempotent.clock.monotonic", lambda: self.now)
+        patch.setattr(requests, "time", SimpleNamespace(time=lambda: self.now))
+        patch.setattr(requests, "_turns", {})
+
+    def receive(self, *args: Any, hostname: str = "w", **options: Any) -> Any:
+        self.shop.charge.apply_async(args or (1,), **options)
+        (message,) = self.shop.published()
+        return requests.IdempotentRequest(message, app=self.shop.app, task=self.shop.charge, hostname=hostname)
+
+    def meet(self, times: int, error: Exception) -> None:
+        """So many deliveries that are postponed by that error."""
+        for _ in range(times):
+            raised = SimpleNamespace(exception=Retry(exc=error), traceback="")
+            self.receive().on_retry(raised)
+
+
+def test_a_crowd_waits_in_its_worker_and_comes_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is one; nobody else waits for it, and what is to come later all the same does."""
+    crowd = Crowd(monkeypatch)
+    crowd.meet(33, InFlight("k", 1, "w"))
+    assert crowd.receive().eta is None
+    crowd.meet(10, InFlight("k", 1, "w"))  # of which one makes it a crowd, and nine come to it
+    turns = [crowd.receive().eta.timestamp() for _ in range(200)]
+    assert turns == pytest.approx([1_001.29 + 0.03 * number for number in range(200)], abs=0.001)
+    others: list[Any] = [crowd.receive(2), crowd.receive(1, hostname="v"), crowd.receive(1, idempotency_key="k")]
+    assert [each.eta for each in others] == [None] * 3
+    assert crowd.receive(countdown=60).eta.timestamp() > time.time()
+    crowd.now += 10
+    assert crowd.receive().eta is None
+
+
+def test_retries_of_a_body_are_no_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are; and no message waits for so long that its broker would deliver it again."""
+    crowd = Crowd(monkeypatch)
+    crowd.meet(100, ValueError())
+    assert crowd.receive().eta is None
+    monkeypatch.setattr(requests, "bounds", lambda task: {"bounds": (500,)})
+    crowd.meet(40, InFlight("k", 1, "w"))
+    assert crowd.receive().eta.timestamp() == crowd.now + 0.5
+
+
+@pytest.mark.parametrize("is_conflict", [True, False])
+def test_the_traceback_of_a_conflict_has_no_frames_that_celery_would_copy(is_conflict: bool) -> None:
+    """It tells nobody anything, and goes from process to process; that of a body's retry is whole."""
+    told, shop = [], Shop()
+    shop.does = lambda order_id, cents: shop.charge.retry()
+
+    def receive(einfo: Any, **_: Any) -> None:
+        told.append(einfo.traceback)
+
+    task_retry.connect(receive, sender=shop.charge)
+    if is_conflict:
+        _meeting(shop)
+    else:
+        shop.deliver(1)
+    assert [("in __call__" in each, "in _guarded" in each) for each in told] == [(True, not is_conflict)]
 
 
 _NEXT = {"task": "t", "args": [], "kwargs": {}, "options": {}}

@@ -67,7 +67,7 @@ def conflict(task: Task, policy: Policy, met: Conflict) -> NoReturn:
             raise Ignore(str(met.error))
     postponed = count_in(request.headers or {}, CONFLICTS_HEADER)
     delay = policy.conflict_delay_ms(
-        postponed, met.running_for, met.error.retry_after, grace=runtime_of(task.app).grace, **_bounds(task)
+        postponed, met.running_for, met.error.retry_after, grace=runtime_of(task.app).grace, **bounds(task)
     )
     _postpone(task, CONFLICTS_HEADER, met.error, delay)
 
@@ -84,7 +84,7 @@ def outage(task: Task, policy: Policy, error: IdempotencyError) -> NoReturn:
             # A shutdown waits for this; and what a hard time limit kills would be acknowledged, and lost.
             time.sleep(min(pause, 2.0, limit / 2))
     postponed = count_in(task.request.headers or {}, OUTAGES_HEADER)
-    _postpone(task, OUTAGES_HEADER, error, policy.outage_delay_ms(postponed, **_bounds(task)))
+    _postpone(task, OUTAGES_HEADER, error, policy.outage_delay_ms(postponed, **bounds(task)))
 
 
 def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> NoReturn:
@@ -118,7 +118,7 @@ def _postpone(task: Task, header: str, error: IdempotencyError, delay: int) -> N
     raise Retry(str(error), exc=error, when=delay / 1000, sig=signature)
 
 
-def _bounds(task: Task) -> dict[str, Any]:
+def bounds(task: Task) -> dict[str, Any]:
     """What bounds a delay, beside the policy; SQS delays a message by at most 900 s (SendMessage, DelaySeconds)."""
     runtime = runtime_of(task.app)
     bounds, timeout = [900_000], runtime.broker.visibility_timeout

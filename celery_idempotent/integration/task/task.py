@@ -211,7 +211,14 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body, or answer with its recorded outcome; Celery's worker calls this for every delivery."""
-        return self._guarded(IdempotentMixin, super().__call__, args, kwargs)
+        try:
+            return self._guarded(IdempotentMixin, super().__call__, args, kwargs)
+        except Retry as retry:
+            arrival = context.arrival_of(self.request)
+            if arrival is None or not arrival.is_answered:
+                raise
+            # Celery copies every frame, and sends it to the main process; here none is of the author's code.
+            raise retry.with_traceback(None)  # noqa: B904 - it is the same
 
     __call__._is_ours = __call__  # type: ignore[attr-defined]
 
