@@ -1,7 +1,7 @@
 """Records as an operator looks for them: by status, task, label, worker and age, or one by whatever is known of it."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from celery_idempotent.errors import PolicyError
@@ -115,18 +115,24 @@ def reads_all(store: Store, wanted: Filter) -> bool:
     return isinstance(store, IndexedStore) and store.reads_all(**wanted.question(0))
 
 
-def looked_up(store: Store, text: str, *, task: str | None = None) -> Record:
+def looked_up(
+    store: Store,
+    text: str,
+    *,
+    task: str | None = None,
+    reading: Callable[[Iterator[Record]], Iterator[Record]] = iter,
+) -> Record:
     """The one record that ``text`` means: its key, the beginning of its key or of its key's hash, its task id or label.
 
     With ``task`` only those of that task; ``PolicyError`` for none and for several. Texts may be as they are printed,
-    with escapes in place of what is unsafe. Only a whole key is found at once; for all else the store is read. The
-    record is as people may read it, and never to be written back.
+    with escapes in place of what is unsafe. Only a whole key is found at once; for all else the store is read, and
+    ``reading`` is given what it finds. The record is as people may read it, and never to be written back.
     """
     record = store.get(text)
     if record is not None and task in (None, record.task):
         return reveal(store, record)
     unread, fitting = 0, list[Record]()
-    for record in store.scan(task=task, name=_as_stored(text)):
+    for record in reading(store.scan(task=task, name=_as_stored(text))):
         unread += _is_unread(record)
         is_name = text != "" and text in (record.task_id, record.label, one_line(record.label))
         if is_name or (len(text) >= _SHORTEST and _is_named(record, text)):

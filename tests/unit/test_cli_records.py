@@ -123,9 +123,9 @@ def test_reading_all_records_is_announced(app: Celery) -> None:
         "effect-key acme/7 charge",
         "forget --label acme/7 --dry-run",
     ):
-        assert "all records are read" in run(app, *arguments.split()).stderr
+        assert "reading all records" in run(app, *arguments.split()).stderr
     for arguments in ("list --status UNKNOWN", f"show {record.key}"):
-        assert "all records are read" not in run(app, *arguments.split()).stderr
+        assert "reading all records" not in run(app, *arguments.split()).stderr
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
 from typing import Any, TypeAlias
 
@@ -146,7 +147,8 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     page at a time, and of each key what show, resolve, release and forget take for it.
     """
     wanted = Filter(**filters)
-    records = _reading(call.runtime.store, wanted, oldest=limit + 1 if limit < _MOST_AT_ONCE else None)
+    store = call.runtime.store
+    records = _reading(store, wanted, found(store, wanted, oldest=limit + 1 if limit < _MOST_AT_ONCE else None))
     oldest = nsmallest(limit + 1, records, key=lambda record: record.updated_at)
     listed, now = oldest[:limit], call.runtime.store.now()
     if call.as_json:
@@ -163,21 +165,18 @@ _MOST_AT_ONCE = 1_000
 """Records that a store is asked to sort."""
 
 
-def _announce(store: Store, wanted: Filter) -> None:
-    """Say where all records have to be looked at."""
+def _reading(store: Store, wanted: Filter, records: Iterable[Record]) -> Iterator[Record]:
+    """``records``, while people are told that they are read, and whether that are all there are."""
+    doing = "reading"
     if reads_all(store, wanted):
-        click.echo("No index tells which are meant: all records are read.", err=True)
+        doing = "reading all records, as no index tells which are meant"
+        if not screen.is_terminal(err=True):
+            click.echo(doing, err=True)
+    return screen.counted(doing, records)
 
 
 def _looked_up(store: Store, key: str, task: str | None) -> Record:
-    if store.get(key) is None:
-        _announce(store, Filter(key=key, task=task))
-    return looked_up(store, key, task=task)
-
-
-def _reading(store: Store, wanted: Filter, oldest: int | None = None) -> Iterator[Record]:
-    _announce(store, wanted)
-    return screen.counted("reading", found(store, wanted, oldest=oldest))
+    return looked_up(store, key, task=task, reading=partial(_reading, store, Filter(key=key, task=task)))
 
 
 _HEADS = ("STATUS", "AGE", "UPDATED", "ATTEMPTS", "TASK", "LABEL", "KEY", "WORKER")
@@ -371,8 +370,8 @@ def _judge(
     if key is not None:
         records = [_looked_up(store, key, wanted.task)]
     else:
-        meant = _reading(store, replace(wanted, status=wanted.status or status_of_many))
-        records = [each for each in meant if not is_erased(each)]
+        meant = replace(wanted, status=wanted.status or status_of_many)
+        records = [each for each in _reading(store, meant, found(store, meant)) if not is_erased(each)]
         records.sort(key=lambda record: record.updated_at)
     now = store.now()
     fates: _Fates = {"judged": [], "refused": [], "unclear": [], "left": []}
