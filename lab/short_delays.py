@@ -1,5 +1,6 @@
 """Policies for what is no experiment about waiting, and for those that compare with delays that do not grow."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from celery_idempotent import Policy
@@ -10,11 +11,11 @@ class ShortDelays(Policy):
 
     longest: ClassVar[int] = 500
 
-    def conflict_delay_ms(self, *args: int, bounds: tuple[int, ...], draw: float, grace: int = 1000) -> int:
+    def conflict_delay_ms(self, *args: int, bounds: Sequence[int], draw: float, grace: int) -> int:
         return super().conflict_delay_ms(*args, bounds=self._within(bounds), draw=draw, grace=grace)
 
-    def outage_delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
+    def outage_delay_ms(self, postponed: int, *, bounds: Sequence[int], draw: float) -> int:
         return super().outage_delay_ms(postponed, bounds=self._within(bounds), draw=draw)
 
-    def _within(self, bounds: tuple[int, ...]) -> tuple[int, ...]:
+    def _within(self, bounds: Sequence[int]) -> tuple[int, ...]:
         return (*bounds, max(self.longest, self.backoff_ms))

@@ -251,11 +251,7 @@ def _bound(gate: Guard, left: float, reserve: int) -> Guard:
         return gate
     policy = gate.policy
     longest = min(policy.deadline_ms, left)
-    bounded = replace(
-        policy,
-        lease=min(policy.lease_ms, longest) / 1000,
-        deadline=longest / 1000,
-    )
+    bounded = replace(policy, lease=min(policy.lease_ms, longest) / 1000, deadline=longest / 1000)
     # Until the end of the reserve something can be running.
     return replace(gate, declared=bounded, until=clock.monotonic() + left / 1000, reserve=reserve)
 

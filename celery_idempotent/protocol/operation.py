@@ -195,8 +195,7 @@ def _reclaimed(seen: Record, claimed: Record) -> Record:
     # Whether this is a takeover is written into the record: an attempt whose reply was lost
     # must be able to read it back, or it would take itself for the first one.
     return following(seen, _after(seen, claimed)).but(
-        attempts=seen.attempts + 1,
-        takeovers=seen.takeovers + 1 if seen.status is Status.IN_PROGRESS else 0,
+        attempts=seen.attempts + 1, takeovers=seen.takeovers + 1 if seen.status is Status.IN_PROGRESS else 0
     )
 
 

@@ -1,6 +1,6 @@
 """The policy: the one option of an idempotent task, checked where it is written."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -222,14 +222,7 @@ class Policy:
         return self.remember if self.on_takeover == "rerun" else (Exception, *self.remember)
 
     def conflict_delay_ms(
-        self,
-        postponed: int,
-        running_for: int,
-        retry_after: int,
-        *,
-        bounds: tuple[int, ...],
-        draw: float,
-        grace: int = 1000,
+        self, postponed: int, running_for: int, retry_after: int, *, bounds: Sequence[int], draw: float, grace: int
     ) -> int:
         """How long to wait for another's body, in milliseconds: in proportion to how long it has been running.
 
@@ -238,13 +231,8 @@ class Policy:
         lease is no bound while that is renewed, or a short lease would be asked for again and again. Where a renewal is
         overdue, or where it makes little difference, the next try comes right after the lease.
 
-        Args:
-            postponed: How often this delivery was postponed by a conflict before.
-            running_for: Milliseconds since the other's claim.
-            retry_after: Milliseconds until it can be taken over.
-            bounds: Further upper bounds in milliseconds.
-            draw: A random number from 0 to 1; it keeps a crowd apart.
-            grace: Milliseconds of ``retry_after`` that come after the lease.
+        It was ``postponed`` so often before, and can take over in ``retry_after``, of which ``grace`` is beyond the
+        lease. ``bounds`` are further caps; ``draw``, a random number from 0 to 1, keeps a crowd apart.
         """
         age = max(running_for, 2 * self.backoff_ms)
         share = 0.25 if postponed < log2(age / self.backoff_ms) else 1
@@ -255,7 +243,7 @@ class Policy:
             return retry_after + round(draw * self.backoff_ms)
         return delay
 
-    def outage_delay_ms(self, postponed: int, *, bounds: tuple[int, ...], draw: float) -> int:
+    def outage_delay_ms(self, postponed: int, *, bounds: Sequence[int], draw: float) -> int:
         """How long to wait for a store, in milliseconds: exponential, capped, full jitter.
 
         ``bounds`` are further caps; ``draw`` is a random number from 0 to 1.
@@ -337,10 +325,7 @@ _LATE: Mapping[OnTakeover, str] = {
     "refuse": "begins no further step, and unless it ends all the same the operation ends UNKNOWN",
 }
 
-_OUTAGE: Mapping[OnOutage, str] = {
-    "retry": "nothing runs; a task is postponed",
-    "run": "the body runs unprotected",
-}
+_OUTAGE: Mapping[OnOutage, str] = {"retry": "nothing runs; a task is postponed", "run": "the body runs unprotected"}
 
 
 def _is_scope(value: object) -> bool:

@@ -158,7 +158,7 @@ class Worker(Host):
     """The main process, which receives and holds messages, and its pool processes, which execute them."""
 
     connection_errors, disable_rate_limits, event_dispatcher = (NoAnswer,), True, None
-    timer = task_buckets = controller = apply_eta_task = _limit_task = _limit_post_eta = MagicMock()
+    qos = timer = task_buckets = controller = apply_eta_task = _limit_task = _limit_post_eta = MagicMock()
 
     def __init__(self, fleet: "Fleet", slot: int, machine: Machine) -> None:
         super().__init__(fleet, machine)

@@ -12,7 +12,6 @@ import pytest
 from celery import Celery, Task, states
 from celery.app.task import Context
 from celery.exceptions import Reject, Retry
-from celery.signals import task_retry
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentMixin, InFlight, KeyMissing, Policy, StoreUnavailable
@@ -232,8 +231,7 @@ class Crowd:
     def meet(self, times: int, error: Exception) -> None:
         """So many deliveries that are postponed by that error."""
         for _ in range(times):
-            raised = SimpleNamespace(exception=Retry(exc=error), traceback="")
-            self.receive().on_retry(raised)
+            self.receive().on_retry(SimpleNamespace(exception=Retry(exc=error), traceback=""))
 
 
 def test_a_crowd_waits_in_its_worker_and_comes_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,15 +264,8 @@ def test_the_traceback_of_a_conflict_has_no_frames_that_celery_would_copy(is_con
     """It tells nobody anything, and goes from process to process; that of a body's retry is whole."""
     told, shop = [], Shop()
     shop.does = lambda order_id, cents: shop.charge.retry()
-
-    def receive(einfo: Any, **_: Any) -> None:
-        told.append(einfo.traceback)
-
-    task_retry.connect(receive, sender=shop.charge)
-    if is_conflict:
-        _meeting(shop)
-    else:
-        shop.deliver(1)
+    shop.charge.on_retry = lambda *about: told.append(about[-1].traceback)
+    _ = _meeting(shop) if is_conflict else shop.deliver(1)
     assert [("in __call__" in each, "in _guarded" in each) for each in told] == [(True, not is_conflict)]
 
 

@@ -62,7 +62,7 @@ def _waited(policy: Policy, body: float, arrival: float, draws: random.Random) -
     while now < body:
         rest = policy.lease_ms - (now * 1000) % (policy.lease_ms / 3) + 1000  # a heartbeat comes every third of it
         waits: dict[str, Any] = {"running_for": round(now * 1000), "retry_after": round(rest), "draw": draws.random()}
-        now += policy.conflict_delay_ms(asked - 1, bounds=(), **waits) / 1000
+        now += policy.conflict_delay_ms(asked - 1, bounds=(), grace=1000, **waits) / 1000
         asked += 1
     return asked, now - body
 
@@ -110,7 +110,8 @@ def test_delay(
     policy: Policy, postponed: int, running_for: int, retry_after: int, bounds: tuple[int, ...], draw: float, delay: int
 ) -> None:
     """In proportion to how long the body has been running."""
-    assert policy.conflict_delay_ms(postponed, running_for, retry_after, bounds=bounds, draw=draw) == delay
+    found = policy.conflict_delay_ms(postponed, running_for, retry_after, bounds=bounds, draw=draw, grace=1000)
+    assert found == delay
 
 
 DAY = timedelta(days=1)

@@ -148,8 +148,7 @@ class Guard:
         policy, draw = self.policy, random.random()  # noqa: S311 - it keeps no secret
         grace, bounds = self.where().grace, (900_000,)  # somebody waits in his own thread; this only keeps numbers sane
         running_for, left = conflict.running_for, conflict.error.retry_after
-        delay = policy.conflict_delay_ms(conflicts, running_for, left, bounds=bounds, draw=draw, grace=grace)
-        return delay / 1000
+        return policy.conflict_delay_ms(conflicts, running_for, left, bounds=bounds, draw=draw, grace=grace) / 1000
 
     def _known(self, identity: Callable[[], Identity]) -> Identity | None:
         """What is to happen once; None where the body is to run in any case."""

@@ -1,11 +1,11 @@
 """A message as a worker received it, with what Celery's own request does not do for an idempotent task."""
 
 import time
-from collections.abc import Hashable
 from datetime import UTC, datetime
 from typing import Any
 
 from celery.worker.request import Request
+from kombu.utils.functional import LRUCache
 
 from celery_idempotent import clock
 from celery_idempotent.errors import InFlight
@@ -15,19 +15,16 @@ from celery_idempotent.integration.headers import KEY_HEADER
 from celery_idempotent.integration.messages.postpone import bounds
 
 _APART, _CROWD = 0.03, 1.0
-"""Seconds between the turns of messages that look alike once one has met a running body; if the next turn is later than
-the second, all of them wait for theirs."""
+"""Seconds between the turns of equal messages that meet a running body, and after which more of them wait for it."""
 
-_turns: dict[Hashable, float] = {}
+_turns = LRUCache(limit=10_000)
 """When the next turn is, by the local clock."""
 
 
-def _take_turn(crowd: Hashable) -> float:
+def _take_turn(crowd: int) -> float:
     """Seconds until it comes."""
     now = clock.monotonic()
-    for over in [each for each, turn in list(_turns.items()) if turn <= now]:
-        _turns.pop(over, None)
-    turn = _turns.get(crowd, now)
+    turn: float = max(now, _turns.get(crowd, now))
     _turns[crowd] = turn + _APART
     return turn - now
 
@@ -46,19 +43,18 @@ class IdempotentRequestMixin(RecoversLease):
         fields[CONTENT_TYPE] = message.content_type
         # Not by its key, which a function of the author's may tell: what looks alike by mistake is late, and no more.
         explicit = (fields.get("headers") or fields).get(KEY_HEADER)
-        self._crowd = fields["hostname"], self.task.name, message.body, explicit
-        if self._is_crowded:
+        self._crowd = hash((fields["hostname"], self.task.name, message.body, explicit))
+        if self._is_crowded():
             wait = min(_take_turn(self._crowd), *(each / 1000 for each in bounds(self.task)["bounds"]))
             turn = datetime.fromtimestamp(time.time() + wait, UTC)
             self._eta: datetime = max(turn, self._eta or turn)
 
-    @property
     def _is_crowded(self) -> bool:
-        return _turns.get(self._crowd, 0.0) - clock.monotonic() > _CROWD
+        return bool(_turns.get(self._crowd, 0.0) - clock.monotonic() > _CROWD)
 
     def on_retry(self, exc_info: Any) -> None:
         met = exc_info.exception.exc  # where there is no other process, billiard has wrapped Celery's exception
-        if isinstance(getattr(met, "exc", met), InFlight) and not self._is_crowded:
+        if isinstance(getattr(met, "exc", met), InFlight) and not self._is_crowded():
             _take_turn(self._crowd)  # beyond that it does when it comes again
         super().on_retry(exc_info)  # type: ignore[misc]  # of the class that this is mixed into
 

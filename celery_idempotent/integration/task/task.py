@@ -217,8 +217,7 @@ class IdempotentMixin(KeepsRequest, _Base):  # type: ignore[misc, valid-type]  #
             arrival = context.arrival_of(self.request)
             if arrival is None or not arrival.is_answered:
                 raise
-            # Celery copies every frame, and sends it to the main process; here none is of the author's code.
-            raise retry.with_traceback(None)  # noqa: B904 - it is the same
+            raise retry.with_traceback(None)  # noqa: B904 - it is the same; Celery copies every frame, at a price
 
     __call__._is_ours = __call__  # type: ignore[attr-defined]
 

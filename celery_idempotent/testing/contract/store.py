@@ -16,14 +16,7 @@ from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import SCHEMA, Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, Store
-from celery_idempotent.testing.contract.parallel import (
-    Exchange,
-    in_children,
-    is_linearizable,
-    race,
-    shown,
-    wait_until,
-)
+from celery_idempotent.testing.contract.parallel import Exchange, in_children, is_linearizable, race, shown, wait_until
 from celery_idempotent.testing.contract.records import LONG_AFTER, a_claim, a_record, a_rival, ask_again, reply_of
 
 _RACES = 6
