@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.printable import one_line
@@ -19,9 +20,6 @@ _SHORTEST = 4
 
 FORGOTTEN = "FORGOTTEN"
 """What people are shown instead of the status of an outcome that no longer counts."""
-
-
-_MAY_BE_FORGOTTEN = frozenset({FORGOTTEN, "COMPLETED", "FAILED"})
 
 
 def status_of(record: Record, now: int) -> str:
@@ -68,10 +66,10 @@ class Filter:
             "worker": self.worker,
             "label": self.whole_label,
             "label_prefix": self.label[:-1] if self.label and not self.whole_label else None,
-            "name": _as_stored(self.key),
+            "name": None if "\\" in (self.key or "") else self.key,  # printed with escapes, which no store knows
             "before": None if self.older_than is None else now - self.older_than,
             # An outcome may count no longer, and nobody but this side can read every label.
-            "oldest": None if self.status in _MAY_BE_FORGOTTEN or self.label or self.key else oldest,
+            "oldest": None if self.status in (FORGOTTEN, "COMPLETED", "FAILED") or self.label or self.key else oldest,
         }
 
     @property
@@ -115,13 +113,7 @@ def reads_all(store: Store, wanted: Filter) -> bool:
     return isinstance(store, IndexedStore) and store.reads_all(**wanted.question(0))
 
 
-def looked_up(
-    store: Store,
-    text: str,
-    *,
-    task: str | None = None,
-    reading: Callable[[Iterator[Record]], Iterator[Record]] = iter,
-) -> Record:
+def looked_up(store: Store, text: str, *, task: str | None = None, reading: Callable[..., Any] = iter) -> Record:
     """The one record that ``text`` means: its key, the beginning of its key or of its key's hash, its task id or label.
 
     With ``task`` only those of that task; ``PolicyError`` for none and for several. Texts may be as they are printed,
@@ -132,7 +124,7 @@ def looked_up(
     if record is not None and task in (None, record.task):
         return reveal(store, record)
     unread, fitting = 0, list[Record]()
-    for record in reading(store.scan(task=task, name=_as_stored(text))):
+    for record in reading(store.scan(**Filter(task=task, key=text).question(0))):
         unread += _is_unread(record)
         is_name = text != "" and text in (record.task_id, record.label, one_line(record.label))
         if is_name or (len(text) >= _SHORTEST and _is_named(record, text)):
@@ -149,11 +141,6 @@ def looked_up(
     elif unread:
         why += f" that can be read: {unread} are encrypted, and idempotency_cipher has no key for them here"
     raise PolicyError("key", repr(text), why)
-
-
-def _as_stored(text: str | None) -> str | None:
-    """The text, where it cannot be one that was printed with escapes, which no store knows."""
-    return None if text is None or "\\" in text else text
 
 
 def _is_named(record: Record, text: str) -> bool:

@@ -148,7 +148,7 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     """
     wanted = Filter(**filters)
     store = call.runtime.store
-    records = _reading(store, wanted, found(store, wanted, oldest=limit + 1 if limit < _MOST_AT_ONCE else None))
+    records = _reading(store, wanted, found(store, wanted, oldest=limit + 1 if limit < 1_000 else None))
     oldest = nsmallest(limit + 1, records, key=lambda record: record.updated_at)
     listed, now = oldest[:limit], call.runtime.store.now()
     if call.as_json:
@@ -159,10 +159,6 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
         click.echo(f"Warning: there are more than these {limit}; ask for fewer, or give --limit", err=True)
     if not listed:
         _advise_on(wanted, call.app)
-
-
-_MOST_AT_ONCE = 1_000
-"""Records that a store is asked to sort."""
 
 
 def _reading(store: Store, wanted: Filter, records: Iterable[Record]) -> Iterator[Record]:
