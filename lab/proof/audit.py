@@ -5,13 +5,14 @@ the rules of every audit (:func:`lab.proof.verdicts.breaches`):
 
 - every operation has an outcome once the queue is empty, and still one after a further clean delivery;
 - the success that callers were told is what the record says;
+- every message is answered;
 - an effect is repeated, and an operation ends UNKNOWN, only where a nemesis hit one of its deliveries.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from celery_idempotent.protocol.record import Record, Status
@@ -49,13 +50,18 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a campaign leaves behind; records by operation, when the queue was empty and after one more delivery."""
+    """What a campaign leaves behind; records by operation, when the queue was empty and after one more delivery.
+
+    Where nemeses strike stores alone, no effect ``may_repeat``. An operation is ``unanswered`` if a message of it is.
+    """
 
     promises: Mapping[str, Promise]
     rows: Sequence[Row]
     nemeses: Sequence[Nemesis]
     drained: Mapping[str, Record]
     final: Mapping[str, Record]
+    may_repeat: bool = True
+    unanswered: Collection[str] = ()
 
 
 def deliveries(rows: Iterable[Row]) -> list[Delivery]:
@@ -132,15 +138,17 @@ def _judge_operation(
         effects=sum(row.what == "effect" for row in rows),
         told=[*told, *kept],
         status=record.status if record else None,
-        excused=sum(each.has_effect for each in hit),
+        excused=sum(each.has_effect for each in hit) if evidence.may_repeat else 0,
         may_be_unknown=bool(hit),
     )
     failures = {row.reference for row in rows if row.what == "told failure"}
     if promise.doubtful and hit:
         failures -= {"OutcomeUnknown"}  # also where its owner, stopped for a while, has recorded an outcome since
     contradictions = {
+        "a message got no answer": operation in evidence.unanswered,
         "the queue ran empty and it had no outcome": drained is None or drained.status not in FINAL,
         "a caller was told a success, and the record does not say so": told and not kept and not seen.unknown,
         f"its callers were told {sorted(failures)}": failures,
     }
-    return verdict_of(operation, seen, len(hit), *(each for each, is_so in contradictions.items() if is_so))
+    verdict = verdict_of(operation, seen, len(hit), *(each for each, is_so in contradictions.items() if is_so))
+    return replace(verdict, stuck=verdict.stuck or operation in evidence.unanswered)

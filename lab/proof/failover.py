@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -33,11 +33,11 @@ from lab.embedded.pairs import Pair, PostgresPair, RedisPair
 from lab.fleet import Fleet, Timeout, Watch, until
 from lab.folders import temporary_folder
 from lab.ledger import Row as LedgerRow
-from lab.proof.audit import verdict_of
+from lab.proof.audit import Evidence, Nemesis, judge
 from lab.proof.jobs import Progress
 from lab.proof.soak import PROMISES, configuration
 from lab.proof.table import CONTROL, Row
-from lab.proof.verdicts import Seen, Told, Verdict, rows_of
+from lab.proof.verdicts import rows_of
 
 SIDES = ("first", "second")
 """Workers, each with a queue of its own, and with the pair's URL of the same place."""
@@ -131,6 +131,7 @@ class _Trial:
     _sent: dict[str, str] = field(default_factory=dict)
     _operations: list[str] = field(default_factory=list)
     _lost: set[str] = field(default_factory=set)
+    _losses: list[Nemesis] = field(default_factory=list)
 
     def run(self) -> Failover:
         until(lambda: len(self._rows("ready")) == len(SIDES), "the workers to start", PATIENCE)
@@ -144,10 +145,11 @@ class _Trial:
                 stopped.set()
         load.result()
         self._wait_for_answers(self._sent)
+        drained = self._records()
         for number, operation in enumerate(self._operations):
             self._send(operation, number)
         self._wait_for_answers(self._sent)
-        return self._sum_up(seconds, time.monotonic() - began)
+        return self._sum_up(drained, seconds, time.monotonic() - began)
 
     def _send_until(self, stopped: threading.Event) -> None:
         for number, task in enumerate(itertools.cycle(PROMISES)):
@@ -157,14 +159,16 @@ class _Trial:
             for operation in self._operations[number::-LAG][:2]:
                 self._send(operation, number)
 
-    def _send(self, operation: str, number: int) -> None:
-        task_id, arguments = uuid.uuid4().hex, {"operation": operation, "seconds": number % 5 / 5}
+    def _send(self, operation: str, place: int) -> None:
+        task, number = operation.split("-")
+        task_id, arguments = uuid.uuid4().hex, {"operation": operation, "seconds": int(number) % 5 / 5}
         self._sent[task_id] = operation
-        self.app.send_task(f"soak.{_task_of(operation)}", kwargs=arguments, task_id=task_id, queue=SIDES[number % 2])
+        self.app.send_task(f"soak.{task}", kwargs=arguments, task_id=task_id, queue=SIDES[place % 2])
 
     def _fail_over(self, loss: Loss) -> float:
         """One round; seconds from the loss until all that was sent before the promotion has its answer."""
         self._wait_for_results("before")
+        began = time.time()
         self.pair.cut_off_replica()
         self._wait_for_results("the replica gets nothing")
         lost_at = time.time()
@@ -178,6 +182,7 @@ class _Trial:
             self.pair.move_second()
             self._wait_for_results("two primaries")
         self.pair.rejoin()
+        self._losses.append(Nemesis(kind=loss, began=began, ended=time.time()))
         self._lost |= self._find_lost()
         return self._wait_for_answers(touched) - lost_at
 
@@ -188,11 +193,12 @@ class _Trial:
             until(lambda: sum(row.time > since for row in self._rows("told")) >= ENOUGH, when, DARK)
 
     def _wait_for_answers(self, sent: Iterable[str]) -> float:
-        """When the last of these messages was; one that never is leaves an operation without an end."""
+        """When the last of these messages was; one that never is counts as answered now."""
         wanted = set(sent)
         with suppress(Timeout):
             until(lambda: wanted <= self._answers().keys(), "every answer", PATIENCE)
-        return max(at for each, at in self._answers().items() if each in wanted)
+        answers = self._answers()
+        return max(answers.get(each, time.time()) for each in wanted)
 
     def _answers(self) -> Mapping[str, float]:
         return {row.task_id: row.time for row in reversed(self._rows("told", "told failure"))}
@@ -216,9 +222,8 @@ class _Trial:
         self.watch.look()
         return [row for row in self.watch.rows if row.what in what]
 
-    def _sum_up(self, seconds: Sequence[float], lasted: float) -> Failover:
-        told = self._results()
-        verdicts = list(self._verdicts(told))
+    def _sum_up(self, drained: Mapping[str, Record], seconds: Sequence[float], lasted: float) -> Failover:
+        verdicts = judge(self._evidence(drained))
         for verdict in verdicts:
             for problem in verdict.problems if self.part.waits else ():
                 self.progress(f"BROKEN {verdict.task} ({verdict.promise}): {problem}")
@@ -232,7 +237,7 @@ class _Trial:
             "operations": len(self._operations),
             "lost": len(self._lost),
             "twice": {row.promise: row.effects_2 for row in rows},
-            "different": sum(len(results) > 1 for results in told.values()),
+            "different": sum(len(results) > 1 for results in self._results().values()),
             "stuck": sum(row.stuck for row in rows),
             "p50": round(median(seconds), 1),
             "max": round(max(seconds), 1),
@@ -240,18 +245,17 @@ class _Trial:
         }
         return Failover(rows, figures)
 
-    def _verdicts(self, told: Mapping[str, set[str]]) -> Iterator[Verdict]:
-        records, effects = self._records(), Counter(row.order for row in self._rows("effect"))
-        for operation in self._operations:
-            record, promise = records.get(operation), PROMISES[_task_of(operation)]
-            answers = [Told("finished", each) for each in told[operation] | _results_of(record)]
-            status = record.status if record else None
-            seen = Seen(promise=promise, effects=effects[operation], told=answers, status=status, excused=0)
-            yield verdict_of(operation, seen, 1)
-
-
-def _task_of(operation: str) -> str:
-    return operation.split("-")[0]
+    def _evidence(self, drained: Mapping[str, Record]) -> Evidence:
+        answers = self._answers()
+        return Evidence(
+            promises={each: PROMISES[each.split("-")[0]] for each in self._operations},
+            rows=self.watch.rows,
+            nemeses=self._losses,
+            drained=drained,
+            final=self._records(),
+            may_repeat=False,
+            unanswered={operation for message, operation in self._sent.items() if message not in answers},
+        )
 
 
 def _results_of(record: Record | None) -> set[str]:

@@ -85,11 +85,13 @@ AGAIN = [row(what, at, pid=8) for what, at in (("delivery", 20), ("claimed", 21)
 CRASHED = [row("delivery", 1), row("effect", 2)]
 
 
-def judged(promise: str, *rows: Row, killed: tuple[float, int] | None = None, drained: Any = None) -> Verdict:
+def judged(
+    promise: str, *rows: Row, killed: tuple[float, int] | None = None, drained: Any = None, **besides: Any
+) -> Verdict:
     """What the audit says about one operation, whose record is completed unless said otherwise."""
     nemeses = [Nemesis(kind="kill", began=killed[0], ended=killed[0], pids=frozenset(killed[1:]))] if killed else []
     records = {"o": drained or record()}
-    evidence: Any = {"rows": list(rows), "nemeses": nemeses, "drained": records, "final": records}
+    evidence: Any = {"rows": list(rows), "nemeses": nemeses, "drained": records, "final": records, **besides}
     (verdict,) = judge(Evidence(promises={"o": PROMISES[promise]}, **evidence))
     return verdict
 
@@ -110,6 +112,13 @@ def test_a_nemesis_excuses_one_repetition_of_the_delivery_it_hit_and_only_where_
         assert judged(promise, *CRASHED, *AGAIN, killed=(3, 7)).problems
     for elsewhere in ((2, 99), (-9, 7), (9, 7)):
         assert judged("at least once", *CRASHED, row("returned", 3), *AGAIN, killed=elsewhere).problems
+
+
+def test_a_store_that_is_lost_excuses_no_repetition_and_no_message_without_an_answer() -> None:
+    """Though a record has its outcome, who waits for the message is stuck."""
+    assert judged("at least once", *CRASHED, *AGAIN, killed=(3, 7), may_repeat=False).problems
+    unanswered = judged("at least once", *CLEAN, unanswered={"o"})
+    assert (unanswered.stuck, unanswered.problems) == (True, ("a message got no answer",))
 
 
 def test_what_is_stuck_lost_or_unknown_without_a_nemesis_is_seen() -> None:
