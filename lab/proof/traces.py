@@ -52,22 +52,16 @@ class Line:
     answer: Record | str | None
     now: int
 
-    def repeats(self, before: Sequence["Line"]) -> bool:
-        """Whether it asks in vain for what the line before has asked for in vain: who is cut off tries for minutes."""
-        asked = [(each.actor, each.new.revision, each.expected, each.answer) for each in (self, *before)]
-        return self.answer == NO_ANSWER and asked[1:] == asked[:1]
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Everything that was asked of one record, in order; unless ``ordered``, only the order of each actor counts."""
+    """Everything that was asked of one record, in order."""
 
     source: str
     policy: Policy
     effect: Effect
     lines: tuple[Line, ...]
     forgetful: bool = False
-    ordered: bool = True
 
 
 _KINDS = {Effect.REFUSED_STEP: 3, Effect.COMMIT: 4, Effect.TRANSACTION: 4, Effect.BARE: 1}
@@ -88,6 +82,7 @@ def numbers(trace: Trace) -> tuple[int, ...]:
     prints = list(dict.fromkeys(line.new.fingerprint for line in trace.lines))
     revisions, owners = _revisions(trace.lines, authors, actors), {name: at for at, (name, _) in enumerate(actors, 1)}
     policy, told = trace.policy, []
+    seen = {name for line in trace.lines for name in (line.expected, getattr(line.answer, "revision", None))}
     for at, author in enumerate(actors, 1):
         own = [(number, line) for number, line in enumerate(trace.lines) if authors[number] == author]
         told += [int(not author[1]), prints.index(own[0][1].new.fingerprint), len(own)]
@@ -96,10 +91,10 @@ def numbers(trace: Trace) -> tuple[int, ...]:
             told += [number, at, revisions.get(line.expected, -1), revisions[new.revision], _STATUSES[new.status]]
             told += [owners.get(new.owner, 0 if not new.owner else -1), tokens.index(new.fencing_token)]
             told += [min(new.takeovers, 200), prints.index(new.fingerprint), _step(new), int(_lapses(new))]
-            told += [int(answered), *_answer(line, revisions)]
+            told += [int(answered), *(_answer(line, revisions) if answered else (int(new.revision in seen), 0))]
     most = 200 if policy.max_takeovers is None else policy.max_takeovers
     kind, refuse = _KINDS.get(trace.effect, 2), int(policy.on_takeover == "refuse")
-    return (kind, refuse, most, int(trace.ordered), int(trace.forgetful), len(actors), *told)
+    return (kind, refuse, most, int(trace.forgetful), len(actors), *told)
 
 
 def _authors(lines: Sequence[Line]) -> list[tuple[object, bool]]:
@@ -284,9 +279,7 @@ def _recorded(lines: list[Line]) -> Iterator[None]:
             return stored
         finally:
             new, expected = send.args
-            line = Line(self.number, new, expected, answer, self.now())
-            if not line.repeats(lines[-1:]):
-                lines.append(line)
+            lines.append(Line(self.number, new, expected, answer, self.now()))
 
     with mock.patch.object(OneDelivery, "_sent", sent):
         yield

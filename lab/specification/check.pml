@@ -14,7 +14,7 @@
 #define may_look may_begin
 #define may_act true
 #define may_die faulty
-#define may_vanish true
+#define may_land true
 #define what_it_saw (expected == NONE -> NONE : seen.revision)    /* once it is forgotten, no revision comes back */
 #define few (ACTORS < 4)                                         /* of more, only what a verdict needs */
 #define may_renew (few && writes == 1)

@@ -78,7 +78,8 @@ inline swap(expected, new) {                                     /* all that a s
 inline ask() {              /* without an answer nobody knows what became of the request */
   if :: ANSWERED -> answered = true; arrives = true
      :: UNANSWERED; answered = false; printf("  and gets no answer\n");
-        if :: arrives = true :: may_vanish -> arrives = false :: nfull(late) -> arrives = false; late!expected,new fi fi;
+        if :: may_land -> arrives = true :: arrives = false
+           :: may_land && nfull(late) -> arrives = false; late!expected,new fi fi;
   if :: arrives -> swap(expected, new); arrives = false :: else fi }
 
 inline know(r) { copy(r, seen); expected = r.revision; copy(nothing, new) }
@@ -117,8 +118,9 @@ inline settle() {           /* what the answer to a later write means */
   fi }
 
 #define going        (seen.status == IN_PROGRESS)
-#define in_body      (going && !ending)
-#define may_end(how) ((!ending || ending == how || kind == COMMIT) && (going || how == COMPLETED || how == FAILED))
+#define in_body      (may_act && going && !ending)
+#define may_end(how) (may_act && (!ending || ending == how || kind == COMMIT) && \
+                      (going || how == COMPLETED || how == FAILED))
 
 proctype Delivery(byte me; byte arguments) {
   Record seen, new;         /* what it knows of the store, and what it asks for */
@@ -127,16 +129,16 @@ proctype Delivery(byte me; byte arguments) {
   mtype ending;             /* the end that it asked for; the body is over then */
   atomic { may_begin -> begun = me; underway++ };
 claim: do
-  :: atomic { answered && (!going || may_rerun(seen)) -> draft();
+  :: atomic { may_act && answered && (!going || may_rerun(seen)) -> draft();
        new.status = IN_PROGRESS; new.owner = me; new.token = a_token(seen); new.arguments = arguments; new.result = NONE;
        new.takeovers = (going && BROKEN != NO_COUNT -> seen.takeovers + 1 : 0);
        new.step = (outcome(seen) -> NONE : seen.step); request("%d claims\n"); decide() }
-  :: atomic { answered && going && !may_rerun(seen) -> draft();
+  :: atomic { may_act && answered && going && !may_rerun(seen) -> draft();
        new.status = UNKNOWN; request("%d gives up what another began\n"); decide() }
-  :: atomic { !answered -> request("%d asks again\n"); decide() }
+  :: atomic { may_act && !answered -> request("%d asks again\n"); decide() }
   :: atomic { may_die -> printf("%d dies\n", me); goto ended } od;
 own: do
-  :: atomic { may_act && in_body && !done &&
+  :: atomic { in_body && !done &&
               (kind == BARE || kind == STEP && seen.step != FINISHED || began && seen.step == BEGUN) ->
        printf("%d has its effect\n", me); done = true; happen(arguments) }
   :: atomic { going && !lost && may_renew -> draft(); request("%d renews\n"); settle() }
@@ -155,7 +157,7 @@ own: do
   :: atomic { may_end(IN_PROGRESS) && !lost && faulty ->
        finish(IN_PROGRESS); new.over = true; request("%d is late\n"); settle() }
   :: atomic { lost && answered -> printf("%d ends, as it has nothing to give back\n", me); goto ended }
-  :: atomic { !answered -> request("%d asks again\n"); settle() }
+  :: atomic { may_act && !answered -> request("%d asks again\n"); settle() }
   :: atomic { may_die -> printf("%d dies\n", me); goto ended } od;
 told: answered_last = (me == ACTORS);
 ended: atomic { know(nothing); alive[me] = false; answered = true; done = false; began = false; lost = false; ending = NONE;

@@ -1,8 +1,9 @@
 /* What the actors of idempotency.pml may do where traces of the production code lead them.
 
-   Each line of a trace is one request of an actor: what it expected and wrote, and the revision that it was answered. Its
-   numbers are those of lab/proof/traces.py. The world stays free to do what nobody sees: requests without an answer
-   arrive, or do not, or late. A trace is accepted if some order of that explains all of its lines. */
+   Each line of a trace is one request of an actor: what it expected and wrote, the revision that it was answered, and how
+   many requests were over before it. Its numbers are those of lab/proof/traces.py. The world stays free to do what nobody
+   sees: requests without an answer arrive, or do not, or late. A trace is accepted if some order of that explains all of
+   its lines. */
 
 #define FORGETFUL c_expr { (*A_TRACE).forgetful }
 #define time_passes false                             /* whether it is over is told by whoever looked */
@@ -10,12 +11,11 @@
 #define may_look (line(expected) == store.revision)
 #define may_act turn
 #define may_die false
-#define may_vanish true
 #define what_it_saw (line(expected) / 100 == me -> line(expected) : seen.revision)     /* or its own before: it loses */
-#define may_renew true
+#define may_renew turn
 #define a_nonce(n) line(revision)
 #define a_token(r) line(token)
-#define turn c_expr { !(*A_TRACE).accepted && (A_LINE.number == now.position || A_LINE.number >= 0 && !(*A_TRACE).ordered) }
+#define turn c_expr { !(*A_TRACE).accepted && A_LINE.earliest <= now.position }
 #define line(field) c_expr { A_LINE.field }
 #define one_of(n, a, b, c, d) (n == 1 -> a : (n == 2 -> b : (n == 3 -> c : d)))
 #define status_of(n) (n == 0 -> NONE : (n == 5 -> UNKNOWN : one_of(n, IN_PROGRESS, COMPLETED, FAILED, RELEASED)))
@@ -28,15 +28,15 @@
 #define next c_code { take(A_TRACE); now.at[A_PROCESS]++; now.position++; }
 #define ANSWERED (fits && line(answered) && line(answer) == after) -> \
   store.over = (store.over || line(over) && store.revision != expected); next
-#define UNANSWERED (fits && !line(answered)) -> next
+#define UNANSWERED (fits && !line(answered)) -> may_land = line(answer); next
 #define hold(condition, promise) if :: (condition) :: else -> c_code { (*A_TRACE).broken = promise; }; false fi
 
 c_decl {
 typedef struct Line {
-  int number, author, expected, revision, status, owner, token, takeovers, arguments, step, lapses, answered, answer, over;
+  int earliest, author, expected, revision, status, owner, token, takeovers, arguments, step, lapses, answered, answer, over;
 } Line;
 typedef struct Trace {
-  int actors, kind, refuse, most, ordered, forgetful, at[ACTORS + 1], other[ACTORS + 1], arguments[ACTORS + 1];
+  int actors, kind, refuse, most, forgetful, at[ACTORS + 1], other[ACTORS + 1], arguments[ACTORS + 1];
   int lines, accepted, reached;
   const char *broken;
 } Trace;
@@ -65,14 +65,14 @@ void load(void) {
   for (each = 0; each < traced; each++) {
     Trace *trace = &traces[each];
     (*trace).kind = a_number(); (*trace).refuse = a_number(); (*trace).most = a_number();
-    (*trace).ordered = a_number(); (*trace).forgetful = a_number(); (*trace).actors = a_number();
+    (*trace).forgetful = a_number(); (*trace).actors = a_number();
     for (actor = 1; actor <= (*trace).actors; actor++) {
       (*trace).other[actor] = a_number(); (*trace).arguments[actor] = a_number(); (*trace).at[actor] = all;
       for (count = a_number(); count > 0; count--, all++, (*trace).lines++) {
         int *field = (int *)&lines[all], left = sizeof(Line) / sizeof(int);
         while (left--) *field++ = a_number();
       }
-      lines[all++].number = -1;
+      lines[all++].earliest = room;
     }
   }
   atexit(tell);
@@ -80,6 +80,7 @@ void load(void) {
 }
 
 int chosen, position, at[ACTORS + 4];
+bool may_land;              /* whether anybody has seen what got no answer; if not, it may as well have got lost */
 byte number = 1;
 
 inline begin() {

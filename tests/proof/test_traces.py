@@ -23,10 +23,10 @@ def test_trace_is_made_small() -> None:
         Line("C", ended, "x", ended, 1_100),
     )
     given = numbers(Trace("", Policy(on_takeover="refuse", max_takeovers=None), Effect.BARE, lines))
-    assert given[:6] == (1, 1, 200, 1, 0, 3)
-    assert given[6:23] == (0, 0, 1, *(0, 1, 0, 101, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0))
-    assert given[23:40] == (0, 0, 1, *(1, 2, 0, 201, 1, 2, 2, 0, 0, 0, 0, 1, 101, 1))
-    assert given[40:] == (1, 0, 1, *(2, 3, 101, 3, 1, 1, 1, 0, 0, 0, 1, 1, 3, 1))
+    assert given[:5] == (1, 1, 200, 0, 3)
+    assert given[5:22] == (0, 0, 1, *(0, 1, 0, 101, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0))
+    assert given[22:39] == (0, 0, 1, *(1, 2, 0, 201, 1, 2, 2, 0, 0, 0, 0, 1, 101, 1))
+    assert given[39:] == (1, 0, 1, *(2, 3, 101, 3, 1, 1, 1, 0, 0, 0, 1, 1, 3, 1))
 
 
 def test_forged_outcome_is_rejected() -> None:
