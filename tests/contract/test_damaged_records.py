@@ -152,17 +152,17 @@ def test_damage_is_refused_and_passed_over(
 
 
 def test_damage_in_what_is_certainly_not_meant_is_not_named(on_redis: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Of one without a status that is known nobody can tell; one in progress is not released, whatever its count."""
+    """Of one without a status that is known nobody can tell; one in progress is not in doubt, whatever its count."""
     for status, field, damage, is_named in (
         (Status.IN_PROGRESS, "status", None, True),
         (Status.IN_PROGRESS, "attempts", "many", False),
-        (Status.RELEASED, "attempts", "many", True),
+        (Status.UNKNOWN, "attempts", "many", True),
     ):
         record = a_record().but(status=status)
         on_redis.store.swap(record, None)
         on_redis.spoil(record.key, field, damage)
         caplog.clear()
-        assert list(on_redis.store.scan(status=Status.RELEASED)) == []
+        assert list(on_redis.store.scan(status=Status.UNKNOWN)) == []
         assert (record.key in caplog.text) is is_named
 
 

@@ -327,31 +327,7 @@ def test_refused_search_is_no_empty_list(listed: RedisStore, monkeypatch: pytest
     kept(listed)
     monkeypatch.setattr(hashes, "_SEARCH", hashes._SEARCH.replace("HMGET", "NONE"))
     with pytest.raises(StoreUnavailable, match="(?i)unknown"):
-        list(listed.scan(status=Status.RELEASED))
-
-
-@pytest.mark.parametrize(
-    ("scheme", "tag", "is_listed"),
-    [("redis", "", True), ("redis+cluster", "", False), ("redis+cluster", "{}", False), ("redis+cluster", "{a}", True)],
-)
-def test_who_needs_a_person_is_found_without_a_look_at_all(
-    redis_server: EmbeddedRedis, redis_cluster: EmbeddedRedisCluster, scheme: str, tag: str, is_listed: bool
-) -> None:
-    """Where one node has all; what is judged, deleted or forgotten leaves the list."""
-    address = redis_cluster.address if "cluster" in scheme else redis_server.url.partition("://")[2]
-    with opened(f"{scheme}://{address}?prefix={uuid4().hex}{tag}:") as store:
-        for _ in range(2):
-            kept(store, status=Status.FAILED, expires_at=1)
-        unknown, failed = kept(store, status=Status.UNKNOWN), kept(store, status=Status.FAILED, expires_at=LATER)
-        for record in (unknown, failed):
-            assert list(store.scan(status=record.status)) == [record]
-            assert store.reads_all(status=record.status) is not is_listed
-        assert (len(list(store.scan())), store.reads_all(status=Status.RELEASED)) == (2, True)
-        connected: Any = store._connected()
-        assert connected.zcard(store._redis_key("")) == (2 if is_listed else 0)
-        judged = unknown.but(status=Status.RELEASED, revision=uuid4().hex)
-        assert (store.swap(judged, unknown.revision), store.delete(failed.key, failed.revision)) == (judged, True)
-        assert (connected.zcard(store._redis_key("")), list(store.scan())) == (0, [judged])
+        list(listed.scan(status=Status.UNKNOWN))
 
 
 def test_own_client_and_function_are_used_as_they_are(redis_server: EmbeddedRedis, client: Any) -> None:

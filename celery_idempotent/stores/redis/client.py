@@ -50,15 +50,14 @@ _RULES = (
         errors=(exceptions.NoPermissionError,),
         text="ACL failure in script|can't run this command",
         remedy="the user may not do this; grant it "
-        "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat +zadd +zrem +zremrangebyscore on keys that "
-        "begin with the store's prefix, +client|setname, and to an operator also +scan +hmget +zrange +del",
+        "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the store's prefix, "
+        "+client|setname, and to an operator also +scan +hmget +del",
     ),
     OTHER_TYPE,
     Rule(
         errors=(exceptions.MovedError,),
-        text=r"^MOVED \d|hash to the same slot",  # redis-py before 6 has the class only in a cluster
-        remedy="the server is part of a cluster; write redis+cluster:// or rediss+cluster://; to a proxy before "
-        "one, put the prefix in braces",
+        text=r"^MOVED \d",  # redis-py before 6 has the class only in a cluster
+        remedy="the server is part of a cluster; write redis+cluster:// or rediss+cluster://",
     ),
     Rule(text="Cluster mode is not enabled", remedy="the server is not part of a cluster; write redis:// or rediss://"),
     Rule(text="DB index is out of range", remedy="the server has no database with this number"),

@@ -15,7 +15,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from celery_idempotent.protocol.codec import ANY_TEXT
-from celery_idempotent.protocol.record import END_OF_NUMBERS, Record, Status
+from celery_idempotent.protocol.record import END_OF_NUMBERS, Record
 from celery_idempotent.protocol.store import RecordTooLarge, Wanted
 from celery_idempotent.stores.redis.client import OTHER_TYPE, Client, trouble_of
 
@@ -35,9 +35,6 @@ _STRING_LIMIT = 512 * 1024 * 1024
 
 _PAGE = 500
 """Names that a server looks at in one round trip, which takes it 1.5 ms."""
-
-LISTED = (Status.UNKNOWN, Status.FAILED)
-"""What ``swap.lua`` lists, where it is given the name of the list."""
 
 _SEARCH = files(__package__).joinpath("search.lua").read_text()
 
@@ -77,17 +74,11 @@ def record_of(key: str, stored: Mapping[bytes, bytes], *, store: str) -> Record:
     return Record.from_fields({**values, "key": key}, store=store, decode=decode)
 
 
-def pages(client: Client, prefix: bytes, wanted: Wanted, is_listing: bool) -> Iterator[Sequence[tuple[bytes, Any]]]:
+def pages(client: Client, prefix: bytes, wanted: Wanted) -> Iterator[Sequence[tuple[bytes, Any]]]:
     """The names that begin so with their hashes, or the error that says why one is none.
 
-    What is certainly not wanted is left out: by ``swap.lua``'s list, or by the servers, which look at all names.
+    What is certainly not wanted is left out, by the servers themselves, which look at some names at a time.
     """
-    if is_listing and wanted.get("status") in LISTED:
-        listed = cast(Any, client).zrange(prefix, 0, -1)
-        for start in range(0, len(listed), _PAGE):
-            names = listed[start : start + _PAGE]
-            yield list(zip(names, _read(client, names), strict=True))
-        return
     oldest, before = wanted.get("oldest"), wanted.get("before")
     if oldest and before is None:
         before = END_OF_NUMBERS

@@ -49,8 +49,7 @@ for _, each in ipairs(page[2]) do
   local is_none = held.err and (string.find(held.err, 'WRONGTYPE') or string.find(held.err, 'non local key'))
   if held.err and not is_none then return held end
   local is_unclear = is_none or not known[held[1]]
-  local is_record = #each > tonumber(ARGV[4]) -- the list of swap.lua is named like the beginning alone
-  if is_record and (is_unclear or is_meant(string.sub(each, ARGV[4] + 1), held)) then
+  if is_unclear or is_meant(string.sub(each, ARGV[4] + 1), held) then
     found[#found + 1] = each
     found[#found + 1] = not is_unclear and time > exact and tonumber(held[time]) and held[time] or ''
   end

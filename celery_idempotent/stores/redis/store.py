@@ -9,7 +9,6 @@ acknowledged. ``verify`` warns of settings that lose writes; ``docs/how-to/redis
 
 import hashlib
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -46,7 +45,7 @@ from celery_idempotent.stores.redis.client import (
     read_url,
     trouble_of,
 )
-from celery_idempotent.stores.redis.hashes import LISTED, fields_of, pages, primaries, raised, record_of, text_of
+from celery_idempotent.stores.redis.hashes import fields_of, pages, primaries, raised, record_of, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +102,6 @@ class RedisStore:
             raise PolicyError("wait_timeout", repr(wait_timeout), "write seconds, from 0.001 to 60")
         self._given = client
         self._prefix = prefix
-        self._has_tag = re.match("[^{]*{[^}]+}", prefix) is not None
         self._wait_replicas = wait_replicas
         self._wait_timeout = wait_timeout
         self._name = name or "redis://(a client of your own)"
@@ -163,7 +161,7 @@ class RedisStore:
             key = text_of(name).removeprefix(self._prefix)
             return record_of(key, stored, store=self._name) if stored else None  # deleted since
 
-        found = self._ask("scan", lambda client: pages(client, self._redis_key(""), wanted, self._is_listing(client)))
+        found = self._ask("scan", lambda client: pages(client, self._redis_key(""), wanted))
         while (page := self._ask("scan", lambda client: next(found, None))) is not None:
             for record in readable(page, read, lambda each: text_of(each[0])):
                 # It may have changed since it was found.
@@ -172,7 +170,7 @@ class RedisStore:
 
     def reads_all(self, **wanted: Unpack[Wanted]) -> bool:
         """See :meth:`celery_idempotent.stores.IndexedStore.reads_all`."""
-        return wanted.get("status") not in LISTED or not self._is_listing(self._ask("scan", lambda client: client))
+        return True
 
     def delete(self, key: str, expected: str) -> bool:
         deleted, _ = self._run("delete", key, expected, "", b"")
@@ -239,19 +237,14 @@ class RedisStore:
         fields = iter(stored[0])
         return bool(written), dict(zip(fields, fields, strict=True))
 
-    def _call(self, client: Client, key: bytes, *arguments: Any) -> Any:
-        names = (key, self._redis_key("")) if self._is_listing(client) else (key,)
+    def _call(self, client: Client, *arguments: Any) -> Any:
         # hiredis 3.5 crashes the process where a signal's handler raises while it writes a number; a cluster's client
         # counts the keys by it, before hiredis sees it.
-        count: Any = len(names) if isinstance(client, RedisCluster) else b"%d" % len(names)
+        keys: Any = 1 if isinstance(client, RedisCluster) else b"1"
         try:
-            return self._send(client, "EVALSHA", _SCRIPT_SHA, count, *names, *arguments)
+            return self._send(client, "EVALSHA", _SCRIPT_SHA, keys, *arguments)
         except NoScriptError:
-            return self._send(client, "EVAL", _SCRIPT, count, *names, *arguments)
-
-    def _is_listing(self, client: Client) -> bool:
-        """Whether records and the list of those that need a person are on one node. It has the name of no record."""
-        return self._has_tag or isinstance(client, redis.Redis)
+            return self._send(client, "EVAL", _SCRIPT, keys, *arguments)
 
     def _send(self, client: Client, name: str, *arguments: Any) -> Any:
         if not self._wait_replicas:
@@ -388,9 +381,6 @@ def _prove_permissions(client: Client, name: bytes) -> None:
         pipeline.hdel(name, b"")
         pipeline.persist(name)
         pipeline.pexpireat(name, 1)
-        pipeline.zremrangebyscore(name, 0, 0)
-        pipeline.zadd(name, {b"": 0}, xx=True)
-        pipeline.zrem(name, b"")
         raised(pipeline.execute(raise_on_error=False))
 
 

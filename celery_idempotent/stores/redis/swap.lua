@@ -1,7 +1,6 @@
 -- One compare-and-swap of a record. A record is one hash, so a Cluster keeps it in one slot.
 --
 -- KEYS[1]  the record
--- KEYS[2]  the names of all that are UNKNOWN or FAILED, by when they are forgotten; not given where another node has it
 -- ARGV[1]  the revision that must be stored; empty: there must be no record
 -- ARGV[2]  the revision to write; empty: delete the record
 -- ARGV[3]  when the server may forget it, in milliseconds since the epoch; empty: never
@@ -17,10 +16,9 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
 local stored = redis.call('HGETALL', key)
 local is_stored = #stored > 0
-local stored_revision, was_listed = '', false
+local stored_revision = ''
 for i = 1, #stored, 2 do
   if stored[i] == 'revision' then stored_revision = stored[i + 1] end
-  if KEYS[2] and stored[i] == 'status' then was_listed = stored[i + 1] == 'UNKNOWN' or stored[i + 1] == 'FAILED' end
 end
 
 local matches
@@ -39,7 +37,6 @@ end
 
 if revision == '' then
   redis.call('DEL', key)
-  if was_listed then redis.call('ZREM', KEYS[2], key) end
   return {now, 1}
 end
 
@@ -51,14 +48,8 @@ if is_stored then
 end
 
 local is_new = {}
-for i = 4, #ARGV, 2 do is_new[ARGV[i]] = ARGV[i + 1] end
-local is_listed = KEYS[2] and (is_new.status == 'UNKNOWN' or is_new.status == 'FAILED')
-if is_listed then
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-  redis.call('ZADD', KEYS[2], forget_at == '' and '+inf' or forget_at, key)
-end
+for i = 4, #ARGV, 2 do is_new[ARGV[i]] = true end
 redis.call('HSET', key, unpack(ARGV, 4))
-if was_listed and not is_listed then redis.call('ZREM', KEYS[2], key) end
 for i = 1, #stored, 2 do
   if not is_new[stored[i]] then redis.call('HDEL', key, stored[i]) end
 end
