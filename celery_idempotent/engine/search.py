@@ -90,7 +90,7 @@ def found(store: Store, wanted: Filter, *, oldest: int | None = None) -> Iterato
     """
     now = store.now()
     likely = replace(wanted, label=None)
-    for record in store.scan(**wanted.question(now, oldest)):
+    for record in _scan(store, wanted.question(now, oldest)):
         if not likely.matches(record, now):
             continue
         if wanted.label is not None and _is_unread(record):
@@ -102,6 +102,13 @@ def found(store: Store, wanted: Filter, *, oldest: int | None = None) -> Iterato
             raise PolicyError("label", repr(wanted.label), why)
         if wanted.matches(record, now):
             yield record
+
+
+def _scan(store: Store, question: Wanted) -> Iterator[Record]:
+    """What a store gives for the whole question, or for as much of it as every store must take."""
+    if isinstance(store, IndexedStore):
+        return store.scan(**question)
+    return store.scan(status=question.get("status"), task=question.get("task"), label=question.get("label"))
 
 
 def _is_unread(record: Record) -> bool:
@@ -124,7 +131,7 @@ def looked_up(store: Store, text: str, *, task: str | None = None, reading: Call
     if record is not None and task in (None, record.task):
         return reveal(store, record)
     unread, fitting = 0, list[Record]()
-    for record in reading(store.scan(**Filter(task=task, key=text).question(0))):
+    for record in reading(_scan(store, Filter(task=task, key=text).question(0))):
         unread += _is_unread(record)
         is_name = text != "" and text in (record.task_id, record.label, one_line(record.label))
         if is_name or (len(text) >= _SHORTEST and _is_named(record, text)):

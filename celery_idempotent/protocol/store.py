@@ -42,8 +42,7 @@ class WriteFailed(Exception):
 class Wanted(TypedDict, total=False):
     """Which records a scan is for: None, or left out, asks for nothing.
 
-    Every store gives those of a status, task or label alone. The rest helps one that would have to send what nobody
-    asked for, and may be ignored. Where a label could be meant, one that is encrypted may be the one.
+    Only status, task and label must be followed. Where a label could be meant, one that is encrypted may be the one.
     """
 
     status: Status | None
@@ -93,8 +92,10 @@ class Store(Protocol):
             StoreUnavailable: The store did not answer.
         """
 
-    def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
-        """All records, in no order, or those that are wanted.
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
+        """All records, in no order, optionally of one status, task or label.
 
         A record that cannot be read is named in the log and passed over: :func:`celery_idempotent.stores.readable`.
         Of what is certainly not wanted, a store says nothing.
@@ -148,8 +149,11 @@ class PurgeableStore(Protocol):
 
 
 @runtime_checkable
-class IndexedStore(Protocol):
-    """A store that can tell, before a scan, what it takes."""
+class IndexedStore(Store, Protocol):
+    """A store that is asked the whole question, and can tell before a scan what it takes."""
+
+    def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
+        """As :meth:`Store.scan`; what else is wanted may be ignored, or saves sending what nobody asked for."""
 
     def reads_all(self, **wanted: Unpack[Wanted]) -> bool:
         """Whether no index tells which records these are, so that all must be looked at."""

@@ -271,7 +271,7 @@ class Sealed(StoreAround):
     def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`; of a label that cannot be read nobody knows what it is."""
         label = wanted.pop("label", None)  # no index knows what is encrypted
-        for stored in self.within.scan(**wanted):
+        for stored in self.within.scan(**wanted):  # type: ignore[misc]  # asked for more only if that one takes it
             record = _with_texts(stored, self._decrypt_text)
             if label in (None, record.label) or record.label.startswith(ENCRYPTED_TEXT):
                 yield record

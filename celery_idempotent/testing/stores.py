@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 from unittest.mock import patch
 
 from celery import Celery
@@ -11,8 +11,8 @@ from celery import Celery
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.settings import Runtime, StoreHandle
-from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.store import CommittingStore, Store, Wanted
+from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.store import CommittingStore, Store
 from celery_idempotent.stores.memory import MemoryStore
 
 Fault = Literal["none", "request lost", "reply lost"]
@@ -36,9 +36,11 @@ class StoreWrapper:
         """See :meth:`celery_idempotent.stores.Store.get`."""
         return self.store.get(key)
 
-    def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
+    def scan(
+        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
+    ) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`."""
-        return self.store.scan(**wanted)
+        return self.store.scan(status=status, task=task, label=label)
 
     def delete(self, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""

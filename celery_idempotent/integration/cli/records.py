@@ -162,12 +162,8 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
 
 
 def _reading(store: Store, wanted: Filter, records: Iterable[Record]) -> Iterator[Record]:
-    """``records``, while people are told that they are read, and whether that are all there are."""
-    doing = "reading"
-    if reads_all(store, wanted):
-        doing = "reading all records, as no index tells which are meant"
-        if not screen.is_terminal(err=True):
-            click.echo(doing, err=True)
+    """``records``, while a terminal is told that they are read, and whether that are all there are."""
+    doing = "reading all records, as no index tells which are meant" if reads_all(store, wanted) else "reading"
     return screen.counted(doing, records)
 
 
