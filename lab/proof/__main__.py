@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from multiprocessing import active_children
+from multiprocessing import active_children, get_context
 from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,8 @@ console = Console(width=None if sys.stdout.isatty() else 140)
 """A log is wider than the 80 characters that are taken for granted where there is no terminal."""
 
 SEED = 20261121
+
+logging.getLogger("celery_idempotent").addHandler(logging.NullHandler())  # outages are what is wanted here
 
 
 def scopes(program: Program, quick: bool) -> list[tuple[int, int]]:
@@ -73,7 +75,6 @@ def main(context: click.Context, publish: bool) -> None:
 
     Results are kept under build/reliability unless they are to be published.
     """
-    logging.getLogger("celery_idempotent").addHandler(logging.NullHandler())  # outages are what is wanted here
     tether.unwind_on_signals()
     context.obj = FOLDER if publish else FOLDER.parent.parent / "build" / "reliability"
 
@@ -348,10 +349,11 @@ def _count(items: Iterable[A], label: str) -> Iterator[A]:
 
 
 def _in_processes(work: Callable[..., A], label: str, *given: Iterable[Any]) -> Iterator[A]:
-    with ProcessPoolExecutor(initializer=tether.end_with_parent) as pool, ExitStack() as stack:
-        stack.callback(
-            lambda: list(map(methodcaller("kill"), active_children()))
-        )  # or the pool waits for what they are at
+    # Fresh ones: a hook around a fork would swallow the exception of a signal, and this campaign would go on for ever.
+    fresh = get_context("spawn")
+    with ProcessPoolExecutor(mp_context=fresh, initializer=tether.end_with_parent) as pool, ExitStack() as stack:
+        # Or the pool waits for what they are at.
+        stack.callback(lambda: list(map(methodcaller("kill"), active_children())))
         yield from _count(pool.map(work, *given), label)
 
 

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, cast
 
+from lab import tether
 from lab.folders import temporary_folder
 
 _SOURCES = Path(__file__).parent.parent / "specification"
@@ -120,12 +122,19 @@ def checker(options: Iterable[str], flags: list[str]) -> Iterator[Path]:
         yield folder
 
 
-def execute(*command: str, folder: Path) -> str:
-    """What a command says; it must end well."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout
+def execute(*command: str, folder: Path, given: str = "") -> str:
+    """What a command says to what it is ``given``; it must end well, and ends with this process."""
+    (folder / "given").write_text(given)
+    within = ("sh", "-c", 'cd "$0" && exec "$@" <given', str(folder))
+    program = tether.start_program(*within, *command, log=subprocess.PIPE)
+    try:
+        with cast("IO[bytes]", program.stdout) as output:
+            told = output.read().decode()
+        if program.wait():
+            raise RuntimeError(f"{command}: {told[-4000:]}")
+    finally:
+        tether.kill(program)
+    return told
 
 
 def _read_way(bounds: Bounds, folder: Path) -> tuple[str, ...]:

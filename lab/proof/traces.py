@@ -7,7 +7,6 @@ the actors do what the trace says, if they may.
 
 import random
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ from lab.proof.explorer import Explorer, World, Write
 from lab.proof.mutants import MUTANTS, Mutant
 from lab.proof.programs import OF_PUBLISHERS, Effect, Fault, Program
 from lab.proof.scripted import START
-from lab.proof.specification import checker, defines, found_in
+from lab.proof.specification import checker, defines, execute, found_in
 from lab.proof.targets import start
 
 _GRACE: int = Operation._field_defaults["grace"]
@@ -183,11 +182,11 @@ class Judge:
         room = sum(len(each.lines) + _ACTORS for each in batch.values())
         given = "\n".join([f"{room} {len(batch)}", *(" ".join(map(str, each)) for each in batch)])
         command = ("./pan", "-n", "-E", "-m1000000", "-w24")
-        done = subprocess.run(command, cwd=self.folder, input=given, capture_output=True, text=True, check=True)
-        if f"judged {len(batch)}\n" not in done.stdout or found_in(r"errors: (\d+)", done.stdout) != "0":
-            raise RuntimeError(f"the checker did not judge {len(batch)} traces: {done.stdout[-2000:]}")
+        told = execute(*command, folder=self.folder, given=given)
+        if f"judged {len(batch)}\n" not in told or found_in(r"errors: (\d+)", told) != "0":
+            raise RuntimeError(f"the checker did not judge {len(batch)} traces: {told[-2000:]}")
         traces = list(batch.values())
-        for which, after, promise in re.findall(r"rejected (\d+) after (\d+): ?(.*)", done.stdout):
+        for which, after, promise in re.findall(r"rejected (\d+) after (\d+): ?(.*)", told):
             yield _words(traces[int(which)], int(after), promise)
 
 
