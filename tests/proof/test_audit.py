@@ -126,7 +126,10 @@ def test_what_is_stuck_lost_or_unknown_without_a_nemesis_is_seen() -> None:
     in_progress, unknown = record(Status.IN_PROGRESS), record(Status.UNKNOWN)
     stuck = judged("exactly once", *CLEAN[:3], drained=in_progress)
     assert (stuck.stuck, len(stuck.problems)) == (True, 2)
-    promises, records = {"o": PROMISES["exactly once"]}, {"drained": {"o": in_progress}, "final": {"o": record()}}
+    promises, records = (
+        {"o": PROMISES["exactly once"]},
+        dict[str, Any](drained={"o": in_progress}, final={"o": record()}),
+    )
     (lost,) = judge(Evidence(promises=promises, rows=CLEAN, nemeses=(), **records))
     assert (lost.stuck, lost.problems) == (False, ("the queue ran empty and it had no outcome",))
     hit = judged("at most once", *BEGUN, killed=(13, 7), drained=unknown)
