@@ -120,7 +120,12 @@ class _Indexed(MemoryStore):
 def test_reading_all_records_is_announced(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the store says that no index tells which are meant; a whole key needs none."""
     said = list[str]()
-    monkeypatch.setattr(screen, "counted", lambda doing, records: said.append(doing) or records)
+
+    def counted(doing: str, records: Iterator[Record]) -> Iterator[Record]:
+        said.append(doing)
+        return records
+
+    monkeypatch.setattr(screen, "counted", counted)
     app.conf.idempotency_store = _Indexed(lambda: NOW)
     record = keep(app, status=Status.UNKNOWN, label="acme/7")
     for arguments in (
