@@ -41,7 +41,7 @@ EMPTY :=
 INTERPRETERS := $(subst $(EMPTY) $(EMPTY),:,$(wildcard $(HOME)/.pyenv/versions/3.*/bin))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example pictures fast compat oldest test nightly lint types pure covered evidence integration prove tracers soak bench docs release clean
+.PHONY: help demo example fast compat oldest test nightly lint types pure covered evidence integration prove tracers soak bench docs release clean
 
 help:  ## list the targets; variables follow: make demo STORE=redis
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
@@ -143,9 +143,6 @@ docs: $(SITE)/.installed  ## the pages as a site, in build/site; a dead link is 
 	rm -rf build/site
 	$(SITE)/bin/sphinx-build -W --keep-going -q docs build/site
 	@echo build/site/index.html
-
-pictures: $(INSTALLED)  ## draw docs/pictures again, from the code and pages they show
-	$(BIN)/python -m lab.pictures
 
 $(RELEASE)/.installed: EXTRA := release
 $(SITE)/.installed: EXTRA := docs

@@ -41,7 +41,6 @@ from celery_idempotent.stores.sql.drivers import _DRIVERS
 from celery_idempotent.stores.sql.schema import OUTBOX, TABLE
 from celery_idempotent.stores.sql.store import SQLStore
 from celery_idempotent.testing.effects import Promise, assert_effect_once
-from lab.pictures.__main__ import FOLDER, PICTURES
 from tests.support.deliveries import an_app
 from tests.support.documents import DOCS, DOCUMENTS, ROOT, code, execute_block, table, words
 from tests.support.layers import FLOORS, MAY_USE, MODULES
@@ -297,19 +296,31 @@ def test_words_of_a_promise_are_the_codes(unchanged_celery: None) -> None:
     assert code(page, "text")[0][1] == f"{names['app'].tasks['shop.check_out'].guarantee()}\n"
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_file_of_a_picture_is_what_the_code_draws(name: str) -> None:
-    """And draws again: no time, random number or order of a set is in it."""
-    drawn = PICTURES[name]()
-    assert drawn == PICTURES[name]()
-    assert (FOLDER / f"{name}.svg").read_text() == drawn, "run: make pictures"
+@pytest.mark.parametrize(
+    ("picture", "page", "first_column", "saying"),
+    [
+        ("rooms", "architecture.md", "room", "{0} imports from {2}"),
+        ("which-tool", "how-to/effects.md", "the effect is ...", "{0}: {1}, declared {2}, {3}"),
+    ],
+)
+def test_a_picture_says_what_the_table_beside_it_says(picture: str, page: str, first_column: str, saying: str) -> None:
+    """To those who see it, and to those who cannot."""
+    rows = [[each.replace("`", "") for each in row.values()] for row in table(DOCS / page, first_column)]
+    svg = "{http://www.w3.org/2000/svg}"
+    root = ElementTree.parse(DOCS / "pictures" / f"{picture}.svg").getroot()
+    assert (
+        root.findtext(f"{svg}desc")
+        == "; ".join(saying.format(*(cell or "no other room" for cell in row)) for row in rows) + "."
+    )
+    seen = {word for each in root.iter(f"{svg}text") for word in (each.text or "").split()}
+    assert {word for row in rows for cell in row[: saying.count("{") - 1] for word in cell.split()} <= seen
 
 
 def test_pictures_are_small_and_whole() -> None:
     """They load nothing, and have words for those who cannot see them."""
     svg = "{http://www.w3.org/2000/svg}"
     tags = {"svg", "title", "desc", "style", "rect", "text", "tspan", "line", "circle", "polyline", "polygon"}
-    for path in (*FOLDER.glob("*.svg"), *(DOCS / "benchmarks").glob("*.svg")):
+    for path in (*(DOCS / "pictures").glob("*.svg"), *(DOCS / "benchmarks").glob("*.svg")):
         text, root = path.read_text(), ElementTree.parse(path).getroot()
         assert len(text) < 120_000, path
         assert {each.tag.removeprefix(svg) for each in root.iter()} <= tags, path
