@@ -184,8 +184,9 @@ def _scans(**finds: Any) -> Make:
     """Compares by its own lights what it is asked for."""
 
     def is_found(record: Record, wanted: dict[str, Any]) -> bool:
-        asked = [(name, value) for name, value in wanted.items() if value is not None]
-        return all(finds.get(name, operator.eq)(getattr(record, name), value) for name, value in asked)
+        known = dict.fromkeys(("status", "task", "label"), operator.eq) | finds
+        asked = [(name, value) for name, value in wanted.items() if value is not None and name in known]
+        return all(known[name](getattr(record, name, ""), value) for name, value in asked)
 
     return _wrong(scan=lambda s, **wanted: (each for each in list(s._records.values()) if is_found(each, wanted)))
 
@@ -288,6 +289,8 @@ FLAWS: dict[str, dict[str, Make]] = {
         "scans for labels with a case-blind collation": _scans(label=lambda got, wanted: got.lower() == wanted.lower()),
         "takes a label for a pattern": _scans(label=fnmatch),
         "scans for the start of a name": _scans(task=str.startswith),
+        "leaves out what has the name": _scans(name=operator.eq),
+        "leaves out labels that begin so": _scans(label_prefix=operator.eq),
     },
     "provisioning_and_closing_again_are_harmless": {
         "provisions anew": _wrong(provision=lambda s: s._records.clear()),

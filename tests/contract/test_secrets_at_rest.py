@@ -76,7 +76,7 @@ def test_no_secret_is_in_the_store_and_who_has_the_key_finds_all(in_files: Kept)
     for order, secret in (("completed 1", "result"), ("judged 1", "verdict")):
         assert keyless.deliver(order, SECRETS["label"]).state == "RETRY"
         assert later.deliver(order, SECRETS["label"]).value == {"receipt": SECRETS[secret]}
-    listed = json.loads(run(shop.app, "list", "--label", SECRETS["label"], "--json").output)
+    listed = json.loads(run(shop.app, "list", "--label", SECRETS["label"], "--json").stdout)
     assert [each["label"] for each in listed] == [SECRETS["label"]] * 5
 
     keyless.every_end("2")
