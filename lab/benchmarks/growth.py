@@ -30,7 +30,7 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000)
 _LIMITS: Mapping[str, int] = {"DynamoDB": 10_000, "MariaDB": 100_000, "memory": 100_000, "SQLite": 100_000}
 """Records that can be written within two minutes; of the others, all sizes."""
 
-_BATCH, _RECORDS = 5_000, 5_000  # so many per round the largest store may have: a short run fills no large one
+_BATCH, _RECORDS = 5_000, 100  # times the rounds squared, the largest store may have: a short run fills no large one
 CALLS = ("new key", "duplicate")
 CLOCKS = {"cpu": "CPU", "wall": "on the clock"}
 FLAT = 1.2  # times the smallest store: what a call on the largest may cost
@@ -141,8 +141,8 @@ def _urls(dynamodb: DynamoDB, running: ExitStack) -> dict[str, str]:
 
 
 def measure(dynamodb: DynamoDB, rounds: int) -> Section:
-    """Measure ``rounds`` interleaved rounds on stores of up to :data:`_RECORDS` each."""
-    largest = _RECORDS * rounds
+    """Measure ``rounds`` interleaved rounds on stores as large as they allow."""
+    largest = _RECORDS * rounds**2
     with ExitStack() as stack:
         subjects = {
             (name, size): stack.enter_context(closing(Subject(url_at(name, url, size), size)))
