@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ import pytest
 from sqlalchemy import event, text
 
 from celery_idempotent.engine.claim import new_nonce
+from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.stores.sql import SQLStore
 from celery_idempotent.testing.contract import a_record
@@ -132,6 +134,20 @@ def test_list_reads_its_index(
         read = rows[0][0][0]["Plan"]
         assert pages > 4_000
         assert read["Shared Hit Blocks"] + read["Shared Read Blocks"] < pages / 10
+
+
+def test_look_at_all_rows_may_take_longer_than_a_statement(postgresql: Database) -> None:
+    """What an index tells may not, and neither may a claim."""
+    with postgresql.store(timeout=0.1) as store, ThreadPoolExecutor() as pool:
+        store.swap(a_record().but(task="shop.charge"), None)
+        with postgresql.engine() as engine, engine.begin() as other:
+            other.execute(text(f"LOCK TABLE {store.table.name} IN ACCESS EXCLUSIVE MODE"))
+            with pytest.raises(StoreUnavailable, match="timeout"):
+                list(store.scan(label="acme/7"))
+            found = pool.submit(lambda: list(store.scan(task="shop.charge")))
+            waits = "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND now() - query_start > interval '0.3 s'"
+            wait_until(lambda: _asked(postgresql, f"SELECT 1 {waits}") != [], "nobody waits for that long")
+        assert [each.task for each in found.result()] == ["shop.charge"]
 
 
 def test_purge_goes_on_where_a_batch_had_enough(postgresql: Database, monkeypatch: pytest.MonkeyPatch) -> None:

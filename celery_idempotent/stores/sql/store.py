@@ -11,10 +11,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from math import ceil
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, Index, MetaData, Table, inspect, text
@@ -23,7 +23,7 @@ from sqlalchemy.schema import CreateIndex, DDLElement, DropIndex
 
 from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import Record
-from celery_idempotent.protocol.store import OutboxMessage
+from celery_idempotent.protocol.store import OutboxMessage, Wanted
 from celery_idempotent.stores import forks
 from celery_idempotent.stores.failures import Meaning
 from celery_idempotent.stores.sql.drivers import (
@@ -59,8 +59,8 @@ _TIMEOUT = 5.0
 _POOL_SIZE = 64
 """At least the concurrency of any sane threaded worker, with its heartbeat."""
 
-_LONG = 3600.0
-"""Seconds that an index of a table that is there may take."""
+_TO_INDEX, _TO_READ = 3600.0, 60.0
+"""Seconds that an index of a table that is there may take, and a look at all its rows."""
 
 _PAUSE = 0.02
 """Seconds between two tries where a database does not wait by itself."""
@@ -174,6 +174,14 @@ class SQLStore(StatementStore[AnyConnection]):
             drop(connection)
             raise
 
+    def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
+        """See :meth:`celery_idempotent.stores.Store.scan`; where no index helps, a statement may take long."""
+        if self._is_bound or not (any(wanted.values()) and self.reads_all(**wanted)):
+            yield from super().scan(**wanted)
+            return
+        with self.explaining("scan", OSError), self._patient(_TO_READ) as connection:
+            yield from self._statements.scan(partial(self._execute, connection, "scan"), **wanted)
+
     def enqueue(self, message: OutboxMessage, using: Any) -> None:
         self.enqueue_on(connection_of(using), message)
 
@@ -206,16 +214,18 @@ class SQLStore(StatementStore[AnyConnection]):
                 if not inspect(connection).has_table(table.name, table.schema):
                     _create(connection, *creation(table))
                 if lacking := [each for each in indexes_of(table) if _is_lacking(connection, each)]:
-                    with self._patient(connection) as patient:
+                    with nullcontext(connection) if self._is_bound else self._patient(_TO_INDEX) as patient:
                         _create(patient, *map(CreateIndex, lacking), is_used=True)
 
+    @property
+    def _is_bound(self) -> bool:
+        """Whether all connections have the timeouts of an engine that was given, or a statement has none anyhow."""
+        return self._given is not None or self.dialect == "sqlite"
+
     @contextmanager
-    def _patient(self, connection: Connection) -> Iterator[Connection]:
-        """A connection that waits for an index of a large table, but for no lock that keeps writers waiting."""
-        if self._given is not None or self.dialect == "sqlite":
-            yield connection
-            return
-        engine = new_engine(self._url, timeout=_LONG, pool_size=1)
+    def _patient(self, seconds: float) -> Iterator[Connection]:
+        """A connection that waits for what a large table takes, but for no lock that keeps writers waiting."""
+        engine = new_engine(self._url, timeout=seconds, pool_size=1)
         try:
             with engine.connect() as patient:
                 if self.dialect != "postgresql":
