@@ -55,7 +55,7 @@ LONG = (
     *(Bounds(3, 0, liveness=True), Bounds(2, 1, liveness=True)),
 )
 
-_UNSAFE = ("no revision", "no waiting", "no owner", "no count", "live retention", "no fingerprint")
+_UNSAFE = ("no revision", "no waiting", "no owner", "no count", "live retention", "no fingerprint", "no doubt")
 _OTHERS = (Bounds(4, 0, mistake="hasty verdict"), Bounds(2, 0, liveness=True, mistake="endless lease"))
 MISTAKES = (*(Bounds(2, 0, mistake=each) for each in _UNSAFE), *_OTHERS)
 """What the specification does wrong if it is told to; each must break a promise."""

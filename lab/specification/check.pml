@@ -16,6 +16,7 @@
 #define may_die faulty
 #define may_land true
 #define what_it_saw (expected == NONE -> NONE : seen.revision)    /* once it is forgotten, no revision comes back */
+#define brings(arguments) if :: arguments = 0 :: arguments = 1 fi
 #define few (ACTORS < 4)                                         /* of more, only what a verdict needs */
 #define may_renew (few && writes == 1)
 #define time_passes (BROKEN != ENDLESS_LEASE)

@@ -12,22 +12,24 @@
 #endif
 #define NONE 0              /* no record, no step, no owner */
 mtype = { NO_REVISION, NO_WAITING, NO_OWNER, NO_COUNT,           /* the mistakes */
-          LIVE_RETENTION, NO_FINGERPRINT, HASTY_VERDICT, ENDLESS_LEASE }
+          LIVE_RETENTION, NO_FINGERPRINT, NO_DOUBT, HASTY_VERDICT, ENDLESS_LEASE }
 mtype = { IN_PROGRESS, COMPLETED, FAILED, RELEASED, UNKNOWN }
-mtype = { BEGUN, FINISHED }
-mtype = { BARE, STEP, STEP_AT_MOST_ONCE, COMMIT }
+mtype = { BEGUN, FINISHED }; mtype = { BARE, STEP, STEP_AT_MOST_ONCE, COMMIT }
+/* What is left open:
+   may_...                 whether it happens now: a beginning, a look, an effect, a renewal, a death, a loss
+   ANSWERED, UNANSWERED    whether the sender of a request hears what is stored after it
+   a_nonce, a_token        what nobody has had, and a number larger than any that was had
+   what_it_saw, hold       the revision that a write goes on from; a condition that must be true: a promise
+   What a delivery knows: seen, the record; new, what it asks for; expected, the revision to be replaced; writes, how many
+   it has asked for; used, how many of them may be stored, now or later: the nonce of a claim that lost is taken again. */
 typedef Record {
-  mtype status;
+  mtype status, step;
   short revision;           /* a nonce of one write; all that a swap compares */
   byte owner;               /* a nonce of the attempt that claimed it */
   byte token, takeovers;    /* for fencing; attempts in a row that never ended */
-  byte arguments;           /* the fingerprint */
-  mtype step;
-  byte result;              /* whose it is: no two attempts have the same */
-  bool over                 /* the time is: of a claim the lease, of an outcome the retention */
-};
-Record store, nothing;
-chan late = [2] of { short, Record };                            /* requests that nobody waits for any more */
+  byte arguments, result;   /* the fingerprint; whose it is: no two attempts have the same */
+  bool over };              /* the time is: of a claim the lease, of an outcome the retention */
+Record store, nothing; chan late = [2] of { short, Record };     /* requests that nobody waits for any more */
 mtype kind = BARE;          /* how the body has its effect */
 bool refuse;                /* on_takeover: what may have begun does not begin again */
 byte most = 1;              /* takeovers in a row; after that the outcome is UNKNOWN */
@@ -47,10 +49,10 @@ bool alive[ACTORS + 1], answered_last, arrives;
 inline copy(a, b) { d_step { b.status = a.status; b.revision = a.revision; b.owner = a.owner; b.token = a.token;
   b.takeovers = a.takeovers; b.arguments = a.arguments; b.step = a.step; b.result = a.result; b.over = a.over } }
 
-inline happen(which) {      /* the effect, in the world outside */
+#define repeatable          (FORGETFUL || !refuse && kind != STEP_AT_MOST_ONCE)
+inline happen(which, who) { /* the effect, in the world outside */
   hold(kind != COMMIT || !effects[which], "what is committed with the record happens once");
-  hold(FORGETFUL || !(refuse || kind == STEP_AT_MOST_ONCE) || !effects[which], "what must not be repeated happens once");
-  effects[which] = 1 }
+  hold(repeatable || !effects[which], "what must not be repeated happens once"); effects[which] = who }
 inline report(r) {          /* to whoever waits for it */
   printf("  and reports the result of %d\n", r.result);
   hold(r.arguments == arguments, "nobody gets the result of other arguments");
@@ -61,6 +63,8 @@ inline swap(expected, new) {                                     /* all that a s
   if
   :: store.revision == expected || BROKEN == NO_REVISION && expected != NONE ->
      hold(!outcome(store) || store.over, "an outcome is final");
+     hold(repeatable || new.status != FAILED || store.step == FINISHED || !effects[new.arguments] ||
+          effects[new.arguments] == new.owner, "no failure hides an earlier attempt's effect");
      hold(store.status != UNKNOWN || !author(new) || author(new) == store.owner && outcome(new),
           "UNKNOWN is left by a verdict, or by its owner's outcome");
      hold(!is_claim(new) || FORGETFUL || !running(store), "a takeover waits for the lease");
@@ -70,7 +74,7 @@ inline swap(expected, new) {                                     /* all that a s
      hold(is_claim(new) || absent(store) || !author(new) || new.owner == store.owner, "a revision has one owner");
      hold(!outcome(new) && new.status != RELEASED || !author(new) || author(new) == new.owner, "its owner ends a claim");
      hold(absent(store) || unbound(store) || new.arguments == store.arguments, "arguments that bind a key keep it");
-     if :: kind == COMMIT && new.status == COMPLETED && author(new) -> happen(new.arguments) :: else fi;
+     if :: kind == COMMIT && new.status == COMPLETED && author(new) -> happen(new.arguments, new.owner) :: else fi;
      highest = (new.token > highest -> new.token : highest);
      copy(new, store)
   :: else fi }
@@ -140,7 +144,7 @@ claim: do
 own: do
   :: atomic { in_body && !done &&
               (kind == BARE || kind == STEP && seen.step != FINISHED || began && seen.step == BEGUN) ->
-       printf("%d has its effect\n", me); done = true; happen(arguments) }
+       printf("%d has its effect\n", me); done = true; happen(arguments, me) }
   :: atomic { going && !lost && may_renew -> draft(); request("%d renews\n"); settle() }
   :: atomic { in_body && !lost && !done && kind == STEP_AT_MOST_ONCE && seen.step == NONE -> draft();
        began = true; new.step = BEGUN; request("%d begins its step\n"); settle() }
@@ -149,7 +153,7 @@ own: do
   :: atomic { may_end(COMPLETED) && (kind == COMMIT && !lost || kind == BARE && done || seen.step == FINISHED ||
               kind != COMMIT && ending == COMPLETED) ->
        finish(COMPLETED); request("%d completes\n"); settle() }
-  :: atomic { may_end(FAILED) && !doubt -> finish(FAILED); request("%d fails for good\n"); settle() }
+  :: atomic { may_end(FAILED) && (!doubt || BROKEN == NO_DOUBT) -> finish(FAILED); request("%d fails for good\n"); settle() }
   :: atomic { may_end(RELEASED) && !lost && faulty && !(refuse && done) ->
        finish(RELEASED); request("%d releases\n"); settle() }
   :: atomic { may_end(UNKNOWN) && !lost && (refuse && faulty || doubt || ending == UNKNOWN) ->
@@ -165,9 +169,7 @@ ended: atomic { know(nothing); alive[me] = false; answered = true; done = false;
        :: else -> underway--; writes = 0; used = 0 fi } }
 
 proctype Other(byte me) {   /* who takes an owner for dead, a person with a verdict, or a publisher */
-  Record seen, new;
-  short expected;
-  bool answered;
+  Record seen, new; short expected; bool answered;
   atomic { may_look -> begun = me; know(store) };
   atomic { copy(seen, new); new.revision = me;
     if
@@ -177,14 +179,13 @@ proctype Other(byte me) {   /* who takes an owner for dead, a person with a verd
     :: seen.status == UNKNOWN && !effects[seen.arguments] && (!alive[seen.owner] || BROKEN == HASTY_VERDICT) ->
        new.status = RELEASED; new.step = (seen.step == BEGUN -> NONE : seen.step); printf("a verdict: it did not\n")
     :: absent(seen) || seen.status == RELEASED -> new.status = RELEASED; new.owner = NONE; new.over = false;
-       new.result = NONE; new.step = (outcome(seen) -> NONE : seen.step); printf("its publication is recorded\n")
+       if :: absent(seen) || unbound(seen) -> brings(new.arguments) :: else fi; new.takeovers = 0; new.result = NONE;
+       new.step = (outcome(seen) -> NONE : seen.step); printf("its publication is recorded\n")
     :: else -> expected = me        /* nothing to do */
     fi; ask() };
-  do :: atomic { !answered -> ask() } :: break od;
-  atomic { know(nothing); answered = false } }
+  do :: atomic { !answered -> ask() } :: break od; atomic { know(nothing); answered = false } }
 active proctype World() {
-  Record new;
-  short expected;
+  Record new; short expected;
 end: do
   :: atomic { late?expected,new -> printf("a late request lands\n"); swap(expected, new);
        copy(nothing, new); expected = NONE }
@@ -196,5 +197,4 @@ end: do
   :: atomic { FORGETFUL && faults && store.status != NONE && !outcome(store) ->
        faults--; copy(nothing, store); printf("the store forgets the record\n") }
   od }
-
 init { begin() }

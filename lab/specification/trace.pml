@@ -14,6 +14,7 @@
 #define what_it_saw (line(expected) / 100 == me -> line(expected) : seen.revision)     /* or its own before: it loses */
 #define may_renew turn
 #define a_nonce(n) line(revision)
+#define brings(fingerprint) fingerprint = line(arguments)
 #define a_token(r) line(token)
 #define turn c_expr { !(*A_TRACE).accepted && A_LINE.earliest <= now.position }
 #define line(field) c_expr { A_LINE.field }
