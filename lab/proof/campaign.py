@@ -86,7 +86,7 @@ def _control(found: Result, flaw: str) -> Row:
     first, *_ = found.rows
     named: dict[str, Any] = {name: getattr(first, name) for name in ("campaign", "seconds", "seed")}
     together = (replace(each, promise="all three") for each in found.verdicts)
-    (row,) = rows_of(together, system=CONTROL, store=f"{first.store}, {flaw}", healed=None, **named)
+    (row,) = rows_of(together, system=CONTROL, store=f"{first.store}, {flaw}", **named)
     return row
 
 

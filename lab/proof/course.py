@@ -232,7 +232,6 @@ class Task:
         self.store = store
         self.ahead = 0
         self.is_on = False
-        self.healed = 0
         self.faults: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
@@ -344,7 +343,6 @@ class Task:
         if stored is None:
             self.problems.append("the record vanished")
             return
-        self.healed += stored is not new and stored.revision == new.revision
         known = self.claims.setdefault(stored.attempts, (stored.fencing_token, stored.owner))
         if known != (stored.fencing_token, stored.owner) and stored.status is not Status.UNKNOWN:
             self.problems.append(f"attempt {stored.attempts} is {known} and {stored.fencing_token, stored.owner}")
@@ -415,7 +413,6 @@ class Task:
             unexplained=seen.unknown and not faults and self.plan.behaviour is not Behaviour.EXITS,
             stuck=seen.stuck,
             takeovers=self.events[EventName.TAKEN_OVER],
-            healed=self.healed,
             problems=(*self.problems, *self.breaches(seen)),
         )
 

@@ -235,7 +235,7 @@ def _campaign(minutes: float, seed: int, folder: Path, progress: Progress, store
         evidence = _Soak(planned, servers, opened, line, freezer, fleet, settings, progress).run()
     verdicts = judge(evidence)
     common: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": seed}
-    common |= {"faults": dict(Counter(nemesis.kind for nemesis in evidence.nemeses)), "healed": None}
+    common["faults"] = dict(Counter(nemesis.kind for nemesis in evidence.nemeses))
     bare = judge_effects(dict.fromkeys(planned.operations(BARE), PROMISED["exactly once"]), evidence.rows)
     hit = {each.operation for each in deliveries(evidence.rows) if any(map(each.is_hit_by, evidence.nemeses))}
     bare = [replace(each, faults={"hit": each.task in hit}) for each in bare]

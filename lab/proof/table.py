@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.table import Table
@@ -11,6 +11,9 @@ from lab.versions import versions
 
 CONTROL = "negative control: celery-idempotent"
 """What a row calls this library where something beneath it is broken on purpose, so that its promise must break."""
+
+OURS = "celery-idempotent"
+"""What a row calls this library."""
 
 PLAIN = "negative control: plain Celery, acks_late, reject_on_worker_lost"
 """What a row calls a task without this library under the same fire."""
@@ -22,8 +25,8 @@ FOLDER = Path(__file__).parent.parent.parent / "docs" / "reliability"
 class Row:
     """What one system did under one campaign of faults, in tasks that should have one effect each.
 
-    Lost replies are healed that their senders recognised as their own writes. Stuck is what no clean delivery finishes.
-    Of what ended UNKNOWN, some had no injected fault to explain it; it is not counted among those without an effect.
+    Stuck is what no clean delivery finishes. Of what ended UNKNOWN, some had no injected fault to explain it; it is not
+    counted among those without an effect.
     """
 
     system: str
@@ -35,7 +38,6 @@ class Row:
     deliveries: int
     faults: Mapping[str, int] = field(default_factory=dict)
     takeovers: int = 0
-    healed: int | None = 0
     effects_0: int = 0
     effects_1: int = 0
     effects_2: int = 0
@@ -54,15 +56,8 @@ def keep(name: str, folder: Path, **found: object) -> None:
     (folder / f"{name}.json").write_text(f"{document}\n")
 
 
-def read(folder: Path) -> list[Row]:
-    documents = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
-    known = {each.name for each in fields(Row)}  # an older table had more
-    rows = (row for document in documents for row in document.get("rows", []))
-    return [Row(**{name: value for name, value in row.items() if name in known}) for row in rows]
-
-
 def summarize(rows: Iterable[Row]) -> Table:
-    """The table for a terminal, where only what decides has room; the files that are kept have the rest."""
+    """One campaign's table for a terminal, where only what decides has room; the files that are kept have the rest."""
     columns = ("system", "promise", "campaign", "faulted", "effects 0 / 1 / 2+", "UNKNOWN (unexplained)")
     cells = [
         (
@@ -80,9 +75,11 @@ def summarize(rows: Iterable[Row]) -> Table:
 def make_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[object]], *, alarm: bool = False) -> Table:
     """A table for a terminal; with ``alarm``, rows that end in another number than 0 are red."""
     table = Table(title=title)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
+    given = list(rows)
+    for number, column in enumerate(columns):
+        is_number = all(str(row[number] or 0)[0].isdigit() for row in given)
+        table.add_column(column, overflow="fold", justify="right" if is_number else "left", no_wrap=is_number)
+    for row in given:
         cells = ("" if cell is None else f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row)
         table.add_row(*cells, style="red" if alarm and row[-1] else "")
     return table

@@ -16,7 +16,7 @@ from celery_idempotent.protocol.keys import Identity
 from celery_idempotent.protocol.operation import Operation
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
-from lab.proof.table import Row
+from lab.proof.table import OURS, Row
 
 CODEC = Codec("json", frozenset({"application/json"}))
 NO_HEARTBEAT: Any = SimpleNamespace(start=lambda claim: None, stop=lambda claim: None)
@@ -162,7 +162,6 @@ class Verdict:
     unexplained: bool = False
     stuck: bool = False
     takeovers: int = 0
-    healed: int = 0
     problems: tuple[str, ...] = ()
 
     @property
@@ -170,7 +169,7 @@ class Verdict:
         return any(self.faults.values())
 
 
-_SUMMED = ("deliveries", "takeovers", "healed", "unknown", "unexplained", "stuck")
+_SUMMED = ("deliveries", "takeovers", "unknown", "unexplained", "stuck")
 
 
 def rows_of(verdicts: Iterable[Verdict], **named: Any) -> list[Row]:
@@ -194,7 +193,7 @@ def _row(promise: str, verdicts: Sequence[Verdict], named: Mapping[str, Any]) ->
         "effects_2": sum(each.effects > 1 for each in verdicts),
         "violations": sum(bool(each.problems) for each in verdicts),
     }
-    common = {"system": "celery-idempotent", "promise": promise, "faults": dict(faults.most_common())}
+    common = {"system": OURS, "promise": promise, "faults": dict(faults.most_common())}
     return Row(**{**common, **summed, **counted, **named})
 
 

@@ -488,5 +488,5 @@ def sum_up(found: Iterable[Counter[str]], **named: Any) -> Row:
     counts = sum(found, Counter[str]())
     common: dict[str, Any] = {each.name: counts[each.name] for each in fields(Row) if each.type is int}
     faults = {each: counts[each] for each in (*STRIKES, "redeliveries", "conflicts")}
-    told = {"store": "virtual", "promise": "all three", "campaign": "a fleet in virtual time", "healed": None}
+    told = {"store": "virtual", "promise": "all three", "campaign": "a fleet in virtual time"}
     return Row(**{**common, **told, **named}, faults=faults)

@@ -40,7 +40,6 @@ def test_workers_under_fire_break_no_promise_and_leave_nothing_behind(
     assert ours[0].faults.get(soak.Kind.KILL_STORE, 0) >= (2 if store == "redis" else 0)
     assert (control.system, control.violations > 0) == (table.PLAIN, True)
     table.keep("soak", tmp_path / "reliability", rows=rows)
-    assert table.read(tmp_path / "reliability") == rows
     wait_until(lambda: not processes(tmp_path), "all processes end")
 
 
