@@ -1,8 +1,8 @@
 """Faults between deliveries and their store, at every write on every store.
 
-Deliveries are real, and so are the stores and their servers. Every operation has a plan of its own by seed and number
-(:func:`lab.proof.course.at_random`), which fixes its whole course; it needs no other operation to be reproduced. After
-it come clean deliveries past the lease, everything that is still on the way lands, and the audit compares effects,
+Deliveries are real, and so are the stores and their servers. Every operation has a plan of its own by store, seed and
+number (:func:`lab.proof.course.at_random`), which fixes its whole course, so that it can be reproduced alone. After it
+come clean deliveries past the lease, everything that is still on the way lands, and the audit compares effects,
 records and what every caller was told. An operation counts as *faulted* if at least one fault struck it.
 
 The same over stores with one rule undone, and over none: there, promises must break, or this campaign is blind.
@@ -97,7 +97,7 @@ def _work(
     for done in itertools.count():
         if done % _TASKS_PER_TABLE == 0:
             store = next(stores)
-        verdict = Task(store, at_random(seed, first + share + done * of)).attack()
+        verdict = Task(store, at_random(target, seed, first + share + done * of)).attack()
         report(verdict)
         left -= verdict.is_faulted
         if not left:

@@ -170,6 +170,7 @@ class OneDelivery(StoreWrapper):
         if self._is_dead:
             raise Dead
         self.task.is_on = True
+        self.task.grant(new, expected)
         stored = self._sent(self._name(new), partial(self.store.swap, new, expected))
         if stored is not None and stored.revision == new.revision and new.status is Status.IN_PROGRESS:
             self._token = new.fencing_token
@@ -244,6 +245,7 @@ class Task:
         self._key = f"proof:1:{uuid4().hex}"
         self._left = [each.times for each in plan.strikes]
         self._held: list[Callable[[], object]] = []
+        self._granted: dict[str | None, tuple[str, int]] = {}
         self._lease = plan.promise.policy.lease_ms + 1_001
 
     def attack(self) -> Verdict:
@@ -338,6 +340,14 @@ class Task:
                 self.struck[f"{strike.fault} at {strike.purpose}"] += 1
                 return strike.fault
         return None
+
+    def grant(self, new: Record, expected: str | None) -> None:
+        """Keep in mind who first asks for a lease at which time; nobody asks for another's that has not ended."""
+        if new.status is Status.IN_PROGRESS and new.lease_until:
+            owner, since = self._granted.get(expected, (new.owner, 0))
+            if owner != new.owner and since == self.ahead:
+                self.problems.append(f"attempt {new.attempts} took over while a lease ran")
+            self._granted.setdefault(new.revision, (new.owner, self.ahead))
 
     def note(self, new: Record, stored: Record | None) -> None:
         if stored is None:
@@ -462,9 +472,9 @@ _MOST_CLEAN = 5  # deliveries afterwards: if each of them runs its body, somethi
 _DIED = Told("died")
 
 
-def at_random(seed: int, number: int) -> Plan:
-    """A plan of its own for every ``seed`` and ``number``."""
-    rng = random.Random(f"{seed}:{number}")
+def at_random(target: str, seed: int, number: int) -> Plan:
+    """A plan of its own for every store, ``seed`` and ``number``: what many stores went through adds up."""
+    rng = random.Random(f"{target}:{seed}:{number}")
     behaviour = rng.choices(list(Behaviour), (8, 3, 2, 2, 2, 1))[0]
     deliveries = rng.choices((1, 2, 3), (6, 4, 1))[0]
     moves: tuple[str, ...] = ()

@@ -289,7 +289,7 @@ def attacked(number: int, seed: int, target: str) -> Iterator[Trace]:
     with start(target) as url:
         store = next(opened(target, url))
         for each in range(number):
-            plan, lines = at_random(seed, each), list[Line]()
+            plan, lines = at_random(target, seed, each), list[Line]()
             with _recorded(lines):
                 Task(store, plan).attack()
             yield Trace(f"{target}, plan {each} of seed {seed}", plan.promise.policy, Effect.BARE, tuple(lines))
