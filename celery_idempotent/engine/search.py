@@ -83,7 +83,7 @@ class Filter:
         return fits and label != ""  # a record that has none is not meant, also by a label that a script left empty
 
 
-def found(store: Store, wanted: Filter, *, oldest: int | None = None) -> Iterator[Record]:
+def find(store: Store, wanted: Filter, *, oldest: int | None = None) -> Iterator[Record]:
     """The records that are meant, in no order; ``PolicyError`` where a label is asked for that cannot be read here.
 
     With ``oldest``, perhaps only so many of them that were written first.
@@ -120,7 +120,7 @@ def reads_all(store: Store, wanted: Filter) -> bool:
     return isinstance(store, IndexedStore) and store.reads_all(**wanted.question(0))
 
 
-def looked_up(store: Store, text: str, *, task: str | None = None, reading: Callable[..., Any] = iter) -> Record:
+def look_up(store: Store, text: str, *, task: str | None = None, reading: Callable[..., Any] = iter) -> Record:
     """The one record that ``text`` means: its key, the beginning of its key or of its key's hash, its task id or label.
 
     With ``task`` only those of that task; ``PolicyError`` for none and for several. Texts may be as they are printed,

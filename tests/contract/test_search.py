@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.engine.search import Filter, found
+from celery_idempotent.engine.search import Filter, find
 from celery_idempotent.errors import PolicyError
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import Store
@@ -50,10 +50,10 @@ def test_every_store_finds_the_same(store: Store) -> None:
     kept = [keep(*each) for each in enumerate(LABELS)]
     keep(20, "", status=Status.COMPLETED, expires_at=2**33)
     for asked in ASKED:
-        listed = sorted(each.key for each in found(store, asked))
-        assert listed == sorted(each.key for each in found(memory, asked)), asked
-    first = sorted(each.updated_at for each in found(store, Filter(worker="w1"), oldest=3))[:3]
+        listed = sorted(each.key for each in find(store, asked))
+        assert listed == sorted(each.key for each in find(memory, asked)), asked
+    first = sorted(each.updated_at for each in find(store, Filter(worker="w1"), oldest=3))[:3]
     assert first == [each.updated_at for each in kept[1:6:2]]
     keep(22, "encrypted:AAAA")
     with pytest.raises(PolicyError, match="is encrypted with a key"):
-        list(found(store, Filter(label="acme/*")))
+        list(find(store, Filter(label="acme/*")))

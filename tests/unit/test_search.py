@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import PolicyError, Record, Status
-from celery_idempotent.engine.search import FORGOTTEN, Filter, found, looked_up, summary
+from celery_idempotent.engine.search import FORGOTTEN, Filter, find, look_up, summary
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
@@ -50,7 +50,7 @@ def test_a_filter_finds_what_it_names_and_nothing_else(store: MemoryStore, wante
         _stored(store, label="acme/10", status=Status.COMPLETED, expires_at=2, updated_at=100),
         _stored(store, label="", status=Status.COMPLETED, expires_at=1, updated_at=100),
     ]
-    assert list(found(store, wanted)) == [records[each] for each in fits]
+    assert list(find(store, wanted)) == [records[each] for each in fits]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_one_record_is_found_by_whatever_is_known_of_it(store: MemoryStore, text
     mine = _stored(store, key="shop.charge:1:abcdef", task_id="the id", label="acme/1")
     _stored(store, key="mail.send:1:fedcba", label="")
     if is_found:
-        assert looked_up(store, text) == mine
+        assert look_up(store, text) == mine
     else:
         with pytest.raises(PolicyError, match="nothing is recorded"):
-            looked_up(store, text)
+            look_up(store, text)
 
 
 def test_what_fits_several_names_them(store: MemoryStore) -> None:
@@ -76,7 +76,7 @@ def test_what_fits_several_names_them(store: MemoryStore) -> None:
     for number in range(7):
         _stored(store, key=f"shop.charge:1:{number}abc")
     with pytest.raises(PolicyError, match=r"records: (shop.charge:1:\dabc, ){5}\.\.\.;"):
-        looked_up(store, "shop.charge")
+        look_up(store, "shop.charge")
 
 
 def test_a_summary_counts_by_status_and_task(store: MemoryStore) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kombu.exceptions import ContentDisallowed
 
 from celery_idempotent import Policy, PolicyError, ReplayedFailure, Status, current_attempt, resolve
-from celery_idempotent.engine.search import Filter, found, looked_up
+from celery_idempotent.engine.search import Filter, find, look_up
 from celery_idempotent.errors import InFlight, OutcomeUnknown
 from celery_idempotent.integration.operating import worker
 from celery_idempotent.integration.settings import runtime_of
@@ -374,9 +374,9 @@ def test_records_are_found_by_label() -> None:
     Shop(None, shop).deliver("encrypted:/o-1")
 
     for label in (ORDER, "acme/*"):
-        (record,) = found(shop.around, Filter(label=label))
+        (record,) = find(shop.around, Filter(label=label))
         assert record.label == ORDER
-    assert looked_up(shop.around, ORDER) == looked_up(shop.around, record.key) == reveal(shop.around, record)
+    assert look_up(shop.around, ORDER) == look_up(shop.around, record.key) == reveal(shop.around, record)
     keyless = Shop(OLD, shop).app
     erased = run(keyless, "forget", "--label", "acme/*", "--yes", "--reason", "T-1")
     assert (erased.exit_code, "is encrypted with a key that is not here" in erased.output) == (1, True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from celery_idempotent.engine.search import FORGOTTEN, Filter, found, reads_all
+from celery_idempotent.engine.search import FORGOTTEN, Filter, find, reads_all
 from celery_idempotent.integration.operating import display, verdicts
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
@@ -50,7 +50,7 @@ def answer(store: Store, search: Mapping[str, Any]) -> tuple[list[Record], bool,
     if record is not None:
         return [record] if wanted.matches(record, store.now()) else [], False, False
     first = (search["page"] - 1) * PAGE
-    records = list(islice(found(store, wanted), first, first + PAGE + 1))
+    records = list(islice(find(store, wanted), first, first + PAGE + 1))
     return sorted(records[:PAGE], key=lambda each: each.updated_at), len(records) > PAGE, reads_all(store, wanted)
 
 

@@ -13,7 +13,7 @@ import click
 from celery import Celery
 
 from celery_idempotent.engine.claim import effect_key
-from celery_idempotent.engine.search import FORGOTTEN, Filter, found, looked_up, reads_all
+from celery_idempotent.engine.search import FORGOTTEN, Filter, find, look_up, reads_all
 from celery_idempotent.engine.verdicts import require
 from celery_idempotent.errors import PolicyError, StoreUnavailable
 from celery_idempotent.integration.binding import idempotent_tasks
@@ -110,7 +110,7 @@ def show(call: Invocation, key: str, task: str | None) -> None:
     Where it fits several, --task says which is meant.
     """
     runtime = call.runtime
-    record = _looked_up(runtime.store, key, task)
+    record = _look_up(runtime.store, key, task)
     now, policy = runtime.store.now(), runtime.policy_of(record)
     if call.as_json:
         call.answer(_facts(record, now, policy))
@@ -126,7 +126,7 @@ def print_effect_key(call: Invocation, key: str, name: str, task: str | None) ->
     recorded any more.
     """
     try:
-        record = _looked_up(call.runtime.store, key, task)
+        record = _look_up(call.runtime.store, key, task)
     except PolicyError:
         if re.fullmatch(".+:[0-9a-f]{64}", key, re.DOTALL) is None:  # what every derived key looks like
             raise
@@ -148,7 +148,7 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     """
     wanted = Filter(**filters)
     store = call.runtime.store
-    records = _reading(store, wanted, found(store, wanted, oldest=limit + 1 if limit < 1_000 else None))
+    records = _reading(store, wanted, find(store, wanted, oldest=limit + 1 if limit < 1_000 else None))
     oldest = nsmallest(limit + 1, records, key=lambda record: record.updated_at)
     listed, now = oldest[:limit], call.runtime.store.now()
     if call.as_json:
@@ -167,8 +167,8 @@ def _reading(store: Store, wanted: Filter, records: Iterable[Record]) -> Iterato
     return screen.counted(doing, records)
 
 
-def _looked_up(store: Store, key: str, task: str | None) -> Record:
-    return looked_up(store, key, task=task, reading=partial(_reading, store, Filter(key=key, task=task)))
+def _look_up(store: Store, key: str, task: str | None) -> Record:
+    return look_up(store, key, task=task, reading=partial(_reading, store, Filter(key=key, task=task)))
 
 
 _HEADS = ("STATUS", "AGE", "UPDATED", "ATTEMPTS", "TASK", "LABEL", "KEY", "WORKER")
@@ -360,10 +360,10 @@ def _judge(
     store, policy_of = call.runtime.store, call.runtime.policy_of
     question, status_of_many = _QUESTIONS[action]
     if key is not None:
-        records = [_looked_up(store, key, wanted.task)]
+        records = [_look_up(store, key, wanted.task)]
     else:
         meant = replace(wanted, status=wanted.status or status_of_many)
-        records = [each for each in _reading(store, meant, found(store, meant)) if not is_erased(each)]
+        records = [each for each in _reading(store, meant, find(store, meant)) if not is_erased(each)]
         records.sort(key=lambda record: record.updated_at)
     now = store.now()
     fates: _Fates = {"judged": [], "refused": [], "unclear": [], "left": []}
