@@ -188,7 +188,10 @@ def _scans(**finds: Any) -> Make:
         asked = [(name, value) for name, value in wanted.items() if value is not None and name in known]
         return all(known[name](getattr(record, name, ""), value) for name, value in asked)
 
-    return _wrong(scan=lambda s, **wanted: (each for each in list(s._records.values()) if is_found(each, wanted)))
+    def scan(s: Any, **wanted: Any) -> Iterator[Record]:
+        return (each for each in list(s._records.values()) if is_found(each, wanted))
+
+    return _wrong(scan=scan, reads_all=lambda s, **wanted: True)
 
 
 def _provisions_alone(s: Any) -> None:
