@@ -115,7 +115,7 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class VerifiableStore(Protocol):
+class VerifiableStore(Store, Protocol):
     """A store that can tell, before any task runs, that it is not usable."""
 
     def verify(self) -> None:
@@ -128,7 +128,7 @@ class VerifiableStore(Protocol):
 
 
 @runtime_checkable
-class PurgeableStore(Protocol):
+class PurgeableStore(Store, Protocol):
     """A store that keeps forgotten outcomes until it is told to delete them; the others do so by themselves.
 
     Nothing depends on when: an outcome past its ``expires_at`` counts as absent while it is still there.
@@ -160,7 +160,7 @@ class IndexedStore(Store, Protocol):
 
 
 @runtime_checkable
-class CommittingStore(Protocol):
+class CommittingStore(Store, Protocol):
     """A store that can commit writes of the user's together with a record, in one atomic step."""
 
     def swap_with(self, new: Record, expected: str | None, writes: Sequence[Mapping[str, Any]]) -> Record | None:
@@ -258,7 +258,7 @@ class Transaction(Protocol):
 
 
 @runtime_checkable
-class TransactionalStore(Protocol):
+class TransactionalStore(Store, Protocol):
     """A store whose records can be written in one transaction with the user's statements."""
 
     def begin(self, using: Any = None) -> Transaction:
@@ -274,7 +274,7 @@ class TransactionalStore(Protocol):
 
 
 @runtime_checkable
-class Outbox(Protocol):
+class Outbox(Store, Protocol):
     """A store that keeps messages to be published, written in transactions of the user's."""
 
     def enqueue(self, message: OutboxMessage, using: Any) -> None:

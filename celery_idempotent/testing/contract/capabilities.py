@@ -42,19 +42,7 @@ _CLOCK_ERROR = 60_000
 """Milliseconds by which a store's clock may be corrected, and then some; far less than the hold."""
 
 
-class _Purgeable(Store, PurgeableStore, Protocol): ...
-
-
-class _Verifiable(Store, VerifiableStore, Protocol): ...
-
-
-class _Committing(Store, CommittingStore, Protocol): ...
-
-
-class _Transactional(Store, TransactionalStore, Protocol): ...
-
-
-class _WithOutbox(Store, TransactionalStore, Outbox, Protocol): ...
+class _WithOutbox(TransactionalStore, Outbox, Protocol): ...
 
 
 class UsersWrites(Protocol):
@@ -120,7 +108,7 @@ class OutageContract:
 class PurgeableContract:
     """Tests of :class:`~celery_idempotent.stores.PurgeableStore`; needs a fixture ``store`` with a provisioned one."""
 
-    def test_purge_deletes_forgotten_outcomes_only(self, store: _Purgeable) -> None:
+    def test_purge_deletes_forgotten_outcomes_only(self, store: PurgeableStore) -> None:
         """Outcomes past their expiry go; others stay, as does whatever has no expiry, its lease long over."""
         seconds = store.now() // 1000
         forgotten = [_outcome(store, status, seconds - 5) for status in (Status.COMPLETED, Status.FAILED)]
@@ -132,7 +120,7 @@ class PurgeableContract:
         assert [store.get(each.key) for each in forgotten] == [None, None]
         assert [store.get(each.key) for each in kept] == kept
 
-    def test_purge_keeps_to_its_limit(self, store: _Purgeable) -> None:
+    def test_purge_keeps_to_its_limit(self, store: PurgeableStore) -> None:
         """A batch is no larger than was asked, and what it reports is what it deleted."""
         forgotten = [_outcome(store, Status.COMPLETED, store.now() // 1000 - 5) for _ in range(7)]
 
@@ -144,7 +132,7 @@ class PurgeableContract:
 
         assert isinstance(store.purge(1), int)
 
-    def test_purge_lets_claims_win(self, store: _Purgeable) -> None:
+    def test_purge_lets_claims_win(self, store: PurgeableStore) -> None:
         """A forgotten outcome that is claimed again while it is being purged is a claim, and stays."""
         for _ in range(_ROUNDS):
             forgotten = [_outcome(store, Status.COMPLETED, store.now() // 1000 - 5) for _ in range(8)]
@@ -165,7 +153,7 @@ class VerifiableContract:
     without the permission to write.
     """
 
-    def test_verify_accepts_a_working_store_and_writes_nothing(self, store: _Verifiable) -> None:
+    def test_verify_accepts_a_working_store_and_writes_nothing(self, store: VerifiableStore) -> None:
         """A worker may start; the check leaves no trace, however often it is made."""
         record = a_claim(store)
         before = {each.key for each in store.scan()}
@@ -176,7 +164,7 @@ class VerifiableContract:
         assert {each.key for each in store.scan()} <= before
         assert store.get(record.key) == record
 
-    def test_verify_refuses_a_store_that_cannot_work(self, misconfigured_store: _Verifiable) -> None:
+    def test_verify_refuses_a_store_that_cannot_work(self, misconfigured_store: VerifiableStore) -> None:
         """A worker does not start, and is told what a claim would be told."""
         for ask in (misconfigured_store.verify, partial(misconfigured_store.swap, a_record(), None)):
             assert isinstance(reply_of(ask), StoreMisconfigured)
@@ -188,7 +176,7 @@ class CommittingContract:
     The second is :class:`UsersWrites`, to the same database.
     """
 
-    def test_record_and_writes_happen_together(self, store: _Committing, writes: UsersWrites) -> None:
+    def test_record_and_writes_happen_together(self, store: CommittingStore, writes: UsersWrites) -> None:
         """All of them, and nothing before."""
         claimed, before = a_claim(store), writes.count()
         done = a_completion(claimed)
@@ -197,7 +185,7 @@ class CommittingContract:
 
         assert (store.get(done.key), writes.count() - before) == (done, 2)
 
-    def test_refused_write_undoes_all(self, store: _Committing, writes: UsersWrites) -> None:
+    def test_refused_write_undoes_all(self, store: CommittingStore, writes: UsersWrites) -> None:
         """It is named by its position; the record and the other writes are as they were."""
         claimed, before = a_claim(store), writes.count()
 
@@ -209,7 +197,7 @@ class CommittingContract:
         assert refused.position == 1
         assert (store.get(claimed.key), writes.count() - before) == (claimed, 0)
 
-    def test_no_write_is_made_where_the_claim_is_gone(self, store: _Committing, writes: UsersWrites) -> None:
+    def test_no_write_is_made_where_the_claim_is_gone(self, store: CommittingStore, writes: UsersWrites) -> None:
         """The caller learns whose record it is, or that there is none."""
         claimed, before = a_claim(store), writes.count()
         theirs = a_rival(claimed)
@@ -220,7 +208,7 @@ class CommittingContract:
 
         assert (store.get(claimed.key), writes.count() - before) == (theirs, 0)
 
-    def test_commit_that_is_sent_again_is_made_once(self, store: _Committing, writes: UsersWrites) -> None:
+    def test_commit_that_is_sent_again_is_made_once(self, store: CommittingStore, writes: UsersWrites) -> None:
         """After a lost reply the record tells that it was made."""
         claimed, before = a_claim(store), writes.count()
         done = a_completion(claimed)
@@ -230,7 +218,7 @@ class CommittingContract:
 
         assert (store.get(done.key), writes.count() - before) == (done, 1)
 
-    def test_racing_commits_have_one_effect(self, store: _Committing, writes: UsersWrites) -> None:
+    def test_racing_commits_have_one_effect(self, store: CommittingStore, writes: UsersWrites) -> None:
         """Of many that expect one revision exactly one is made, and the others are told whose."""
         claimed, before = a_claim(store), writes.count()
 
@@ -250,7 +238,7 @@ class TransactionalContract:
     The second is :class:`UsersRows`, in the same database.
     """
 
-    def test_record_and_rows_are_committed_together(self, store: _Transactional, rows: UsersRows) -> None:
+    def test_record_and_rows_are_committed_together(self, store: TransactionalStore, rows: UsersRows) -> None:
         """And the next transaction starts clean."""
         for _ in range(3):
             claimed, before = a_claim(store), rows.count()
@@ -263,7 +251,7 @@ class TransactionalContract:
 
             assert (store.get(done.key), rows.count() - before) == (done, 1)
 
-    def test_rollback_undoes_both(self, store: _Transactional, rows: UsersRows) -> None:
+    def test_rollback_undoes_both(self, store: TransactionalStore, rows: UsersRows) -> None:
         """And leaves nothing open that the next one could meet."""
         claimed, before = a_claim(store), rows.count()
         for _ in range(3):
@@ -274,7 +262,7 @@ class TransactionalContract:
 
         assert (store.get(claimed.key), rows.count() - before) == (claimed, 0)
 
-    def test_nothing_is_written_where_the_claim_is_gone(self, store: _Transactional, rows: UsersRows) -> None:
+    def test_nothing_is_written_where_the_claim_is_gone(self, store: TransactionalStore, rows: UsersRows) -> None:
         """The caller learns whose record it is, and rolls back."""
         claimed, before = a_claim(store), rows.count()
         theirs = a_rival(claimed)
@@ -287,7 +275,7 @@ class TransactionalContract:
 
         assert (store.get(claimed.key), rows.count() - before) == (theirs, 0)
 
-    def test_racing_transactions_have_one_effect(self, store: _Transactional, rows: UsersRows) -> None:
+    def test_racing_transactions_have_one_effect(self, store: TransactionalStore, rows: UsersRows) -> None:
         """Of many that expect one revision exactly one is committed."""
         claimed, before = a_claim(store), rows.count()
 
@@ -297,7 +285,7 @@ class TransactionalContract:
         assert stored is not None
         assert (won.count(True), stored.status, rows.count() - before) == (1, Status.COMPLETED, 1)
 
-    def test_record_is_held_from_the_swap_to_the_end(self, store: _Transactional, rows: UsersRows) -> None:
+    def test_record_is_held_from_the_swap_to_the_end(self, store: TransactionalStore, rows: UsersRows) -> None:
         """A takeover that comes between has to wait, and then meets the outcome."""
         claimed, before = a_claim(store), rows.count()
         done, takeover = a_completion(claimed), a_rival(claimed)
@@ -441,7 +429,7 @@ def _claim(store: Store, forgotten: Record, claim: Record) -> None:
     raise AssertionError(f"neither the outcome nor its absence could be replaced; there is {stored}")
 
 
-def _purge_all(store: _Purgeable) -> None:
+def _purge_all(store: PurgeableStore) -> None:
     for _ in range(1000):
         deleted = store.purge(1000)
         assert 0 <= deleted <= 1000
@@ -450,7 +438,7 @@ def _purge_all(store: _Purgeable) -> None:
     raise AssertionError("a thousand purges, and every one of them deleted something")
 
 
-def _commit_over(store: _Transactional, rows: UsersRows, claimed: Record) -> bool:
+def _commit_over(store: TransactionalStore, rows: UsersRows, claimed: Record) -> bool:
     """Whether a transaction over the claim was committed; asked again where the store gave up in favour of another."""
 
     def commit() -> bool:
