@@ -223,9 +223,10 @@ class Crowd:
         patch.setattr(requests, "time", SimpleNamespace(time=lambda: self.now))
         patch.setattr(requests, "_turns", {})
 
-    def receive(self, *args: Any, hostname: str = "w", **options: Any) -> Any:
+    def receive(self, *args: Any, hostname: str = "w", key: Any = "", **options: Any) -> Any:
         self.shop.charge.apply_async(args or (1,), **options)
         (message,) = self.shop.published()
+        message.headers |= {"idempotency_key": key} if key else {}  # whoever publishes may write there what is no text
         return requests.IdempotentRequest(message, app=self.shop.app, task=self.shop.charge, hostname=hostname)
 
     def meet(self, times: int, error: Exception) -> None:
@@ -242,8 +243,13 @@ def test_a_crowd_waits_in_its_worker_and_comes_one_after_the_other(monkeypatch: 
     crowd.meet(10, InFlight("k", 1, "w"))  # of which one makes it a crowd, and nine come to it
     turns = [crowd.receive().eta.timestamp() for _ in range(200)]
     assert turns == pytest.approx([1_001.29 + 0.03 * number for number in range(200)], abs=0.001)
-    others: list[Any] = [crowd.receive(2), crowd.receive(1, hostname="v"), crowd.receive(1, idempotency_key="k")]
-    assert [each.eta for each in others] == [None] * 3
+    others: list[Any] = [
+        crowd.receive(2),
+        crowd.receive(hostname="v"),
+        crowd.receive(key="k"),
+        crowd.receive(key=["k"]),
+    ]
+    assert [each.eta for each in others] == [None] * 4
     assert crowd.receive(countdown=60).eta.timestamp() > time.time()
     crowd.now += 10
     assert crowd.receive().eta is None

@@ -43,7 +43,7 @@ class IdempotentRequestMixin(RecoversLease):
         fields[CONTENT_TYPE] = message.content_type
         # Not by its key, which a function of the author's may tell: what looks alike by mistake is late, and no more.
         explicit = (fields.get("headers") or fields).get(KEY_HEADER)
-        self._crowd = hash((fields["hostname"], self.task.name, message.body, explicit))
+        self._crowd = hash((fields["hostname"], self.task.name, message.body, str(explicit)))
         if self._is_crowded():
             wait = min(_take_turn(self._crowd), *(each / 1000 for each in bounds(self.task)["bounds"]))
             turn = datetime.fromtimestamp(time.time() + wait, UTC)
