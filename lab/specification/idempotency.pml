@@ -34,7 +34,7 @@ mtype kind = BARE;          /* how the body has its effect */
 bool refuse;                /* on_takeover: what may have begun does not begin again */
 byte most = 1;              /* takeovers in a row; after that the outcome is UNKNOWN */
 byte effects[2], reported[2], highest, begun, underway, faults = FAULTS;         /* known to nobody: for the promises */
-bool alive[ACTORS + 1], answered_last, arrives;
+bool alive[ACTORS + 1], answered_last, arrives; byte beginner;   /* of the step on record */
 
 #define author(r)    (r.revision / 100)                          /* 0: no delivery */
 #define outcome(r)   (r.status == COMPLETED || r.status == FAILED)
@@ -49,10 +49,10 @@ bool alive[ACTORS + 1], answered_last, arrives;
 inline copy(a, b) { d_step { b.status = a.status; b.revision = a.revision; b.owner = a.owner; b.token = a.token;
   b.takeovers = a.takeovers; b.arguments = a.arguments; b.step = a.step; b.result = a.result; b.over = a.over } }
 
-#define repeatable          (FORGETFUL || !refuse && kind != STEP_AT_MOST_ONCE)
-inline happen(which, who) { /* the effect, in the world outside */
+inline happen(which) {      /* the effect, in the world outside */
   hold(kind != COMMIT || !effects[which], "what is committed with the record happens once");
-  hold(repeatable || !effects[which], "what must not be repeated happens once"); effects[which] = who }
+  hold(FORGETFUL || !(refuse || kind == STEP_AT_MOST_ONCE) || !effects[which], "what must not be repeated happens once");
+  effects[which] = 1 }
 inline report(r) {          /* to whoever waits for it */
   printf("  and reports the result of %d\n", r.result);
   hold(r.arguments == arguments, "nobody gets the result of other arguments");
@@ -63,8 +63,8 @@ inline swap(expected, new) {                                     /* all that a s
   if
   :: store.revision == expected || BROKEN == NO_REVISION && expected != NONE ->
      hold(!outcome(store) || store.over, "an outcome is final");
-     hold(repeatable || new.status != FAILED || store.step == FINISHED || !effects[new.arguments] ||
-          effects[new.arguments] == new.owner, "no failure hides an earlier attempt's effect");
+     hold(new.status != FAILED || store.step != BEGUN || beginner == new.owner, "no failure is told while in doubt");
+     beginner = (new.step != BEGUN -> NONE : (store.step == BEGUN -> beginner : new.owner));
      hold(store.status != UNKNOWN || !author(new) || author(new) == store.owner && outcome(new),
           "UNKNOWN is left by a verdict, or by its owner's outcome");
      hold(!is_claim(new) || FORGETFUL || !running(store), "a takeover waits for the lease");
@@ -74,7 +74,7 @@ inline swap(expected, new) {                                     /* all that a s
      hold(is_claim(new) || absent(store) || !author(new) || new.owner == store.owner, "a revision has one owner");
      hold(!outcome(new) && new.status != RELEASED || !author(new) || author(new) == new.owner, "its owner ends a claim");
      hold(absent(store) || unbound(store) || new.arguments == store.arguments, "arguments that bind a key keep it");
-     if :: kind == COMMIT && new.status == COMPLETED && author(new) -> happen(new.arguments, new.owner) :: else fi;
+     if :: kind == COMMIT && new.status == COMPLETED && author(new) -> happen(new.arguments) :: else fi;
      highest = (new.token > highest -> new.token : highest);
      copy(new, store)
   :: else fi }
@@ -144,7 +144,7 @@ claim: do
 own: do
   :: atomic { in_body && !done &&
               (kind == BARE || kind == STEP && seen.step != FINISHED || began && seen.step == BEGUN) ->
-       printf("%d has its effect\n", me); done = true; happen(arguments, me) }
+       printf("%d has its effect\n", me); done = true; happen(arguments) }
   :: atomic { going && !lost && may_renew -> draft(); request("%d renews\n"); settle() }
   :: atomic { in_body && !lost && !done && kind == STEP_AT_MOST_ONCE && seen.step == NONE -> draft();
        began = true; new.step = BEGUN; request("%d begins its step\n"); settle() }
