@@ -131,19 +131,20 @@ def check_specification(quick: bool) -> None:
 @_quick
 @_seed
 def judge_traces(quick: bool, seed: int) -> None:
-    """What the production code did under the explorer and under faults, judged by the specification."""
+    """What the production code did under explorer, faults, kills and fire, judged by the specification."""
     scoped = [(program, *scope) for program in PROGRAMS for scope in scopes(program, quick)]
     stores = {"memory": 300} if quick else {"memory": 20_000, **dict.fromkeys(("sqlite", "postgres", "redis"), 1_000)}
-    found = list(_count(traces.run(scoped, seed, 20 if quick else 5_000, stores), "traces"))
-    told = [each.as_json() for each in found]
-    _print("Traces", told, "source", "traces", "lines", "different", "rejected")
-    first = len(found) - len(traces.CONTROLS)
-    ours, controls = found[:first], found[first:]
+    more = traces.processes(seed, quick=quick)
+    found = list(_count(traces.run(scoped, seed, 20 if quick else 5_000, stores, more), "traces"))
+    _print(
+        "Traces", (each.as_json() for each in found), "source", "mistake", "traces", "lines", "different", "rejected"
+    )
     for each in found:
         console.print("\n".join(each.rejected[:1]), highlight=False)
-    _keep("traces", seed=seed, judged=told[:first], controls=told[first:])
+    ours, controls = ([each for each in found if bool(each.mistake) is wrong] for wrong in (False, True))
+    _keep("traces", seed=seed, judged=[each.as_json() for each in ours], controls=[each.as_json() for each in controls])
     _unless((each.source for each in ours if each.rejected), "the specification does not allow what was done")
-    _unless((each.source for each in controls if not each.rejected), "not rejected")
+    _unless((each.mistake for each in controls if not each.rejected), "not rejected")
 
 
 @main.command("explorer")

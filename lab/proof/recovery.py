@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
@@ -37,12 +37,14 @@ from lab.folders import temporary_folder
 from lab.ledger import Ledger, Row, is_first
 from lab.proof.audit import judge_effects
 from lab.proof.jobs import Progress
+from lab.proof.recorder import record_if_wanted
 from lab.proof.verdicts import PROMISES
 from lab.servers import Servers
 from lab.witness import observe
 
 SYSTEM = "RECOVERY_SYSTEM"  # the environment variable that says under which system a worker runs the body
 CHILDREN = 4
+POLICY = Policy("operation")
 DEFAULT_LEASE = 60
 SHORT_LEASE = 10
 """Seconds. A minute, the default, would be all there is to measure where nothing ends a lease before its time."""
@@ -258,7 +260,7 @@ def _make_app(system: System, settings: Settings) -> Celery:
             time.sleep(600)
         ledger.append(Row(what="effect", order=operation, task_id=task_id))
 
-    policy = Policy("operation", lease=settings.lease)
+    policy = replace(POLICY, lease=settings.lease)
     ours: dict[str, Any] = {} if system is System.PLAIN else {"base": IdempotentTask, "idempotent": policy}
     app.task(name="execute", shared=False, **ours)(execute)
     return app
@@ -270,6 +272,7 @@ if SYSTEM in os.environ:
         processes._PROC = Path("/nonexistent")
     elif _elsewhere(_settings.folder).exists():
         processes._machine = cache(lambda: "f" * 16)
+    record_if_wanted(_settings.store_url)
     app = _make_app(_system, _settings)
     app.set_current()
     observe(Ledger(_settings.folder / "ledger.jsonl"))

@@ -46,6 +46,7 @@ from lab.ledger import Ledger, rows_in
 from lab.ledger import Row as LedgerRow
 from lab.proof.audit import Evidence, Nemesis, deliveries, judge, judge_effects
 from lab.proof.jobs import Progress
+from lab.proof.recorder import record_if_wanted
 from lab.proof.table import PLAIN, Row
 from lab.proof.targets import TARGETS
 from lab.proof.verdicts import PROMISES as PROMISED
@@ -417,6 +418,11 @@ class _Policy(ShortDelays):
     longest = 4_000
 
 
+_RERUN = _Policy("operation", backoff=BACKOFF, max_takeovers=None)
+_REFUSE = _Policy("operation", backoff=BACKOFF, on_takeover="refuse")
+POLICIES = {"soak.keyed": _RERUN, "soak.plain": _RERUN, "soak.refuse": _REFUSE}
+
+
 def _make_app(settings: Settings) -> Celery:
     """Three promises and a control, and a witness of everything."""
     app = Celery("soak", set_as_current=False)
@@ -434,12 +440,10 @@ def _make_app(settings: Settings) -> Celery:
         time.sleep(seconds / 2)
         return f"{operation} by {uuid.uuid4().hex}"  # different in every body: it shows whose result a caller was told
 
-    for name, promise in PROMISES.items():
-        rules: dict[str, Any] = {"max_takeovers": None} if name != "refuse" else {}
-        policy = _Policy(
-            key="operation", lease=settings.lease, backoff=BACKOFF, on_takeover=promise.on_takeover, **rules
-        )
-        app.task(name=f"soak.{name}", bind=True, shared=False, base=IdempotentTask, idempotent=policy)(body)
+    record_if_wanted(settings.store_url)
+    for name, rules in POLICIES.items():
+        policy = replace(rules, lease=settings.lease)
+        app.task(name=name, bind=True, shared=False, base=IdempotentTask, idempotent=policy)(body)
     app.task(name=f"soak.{BARE}", bind=True, shared=False)(body)
 
     def told(sender: Any, result: Any = "", exception: BaseException | None = None, **_: Any) -> None:

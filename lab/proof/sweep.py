@@ -51,6 +51,7 @@ from lab.ledger import Row as Fact
 from lab.proof import verdicts
 from lab.proof.flaws import FLAWS
 from lab.proof.jobs import Progress, Report, fan_out
+from lab.proof.recorder import record_if_wanted
 from lab.proof.table import CONTROL, Row
 from lab.proof.targets import TARGETS, start
 from lab.proof.verdicts import CODEC, FINAL, PROMISES, Promise, Result, Seen, Told, Verdict, operation
@@ -282,6 +283,7 @@ class _Attacker:
     """
 
     def __init__(self, url: str, folder: Path, flaw: str) -> None:
+        record_if_wanted(url)
         opened = open_store(url)
         opened.provision()
         self._own_store = FLAWS[flaw](opened)
@@ -298,7 +300,7 @@ class _Attacker:
 
     def attack(self, task: Task) -> tuple[Verdict, bool]:
         """One task's verdict, and whether all its kills struck."""
-        key, ahead = f"proof:1:{uuid4().hex}", 0
+        key, ahead = f"{task.kind}:{uuid4().hex}", 0
         lease = task.kind.promise.policy.lease_ms + _SLACK
         histories: list[list[Fact]] = []
         for kill in (*task.kills, Kill(0), Kill(0)):

@@ -7,9 +7,9 @@ the actors do what the trace says, if they may.
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,37 +19,26 @@ from celery_idempotent.protocol.operation import Operation, is_forgotten
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Begun, from_plain
+from lab.proof import recorder, recovery, soak, sweep
 from lab.proof.campaign import opened
 from lab.proof.course import OneDelivery, Task, at_random
 from lab.proof.explorer import Explorer, World, Write
 from lab.proof.mutants import MUTANTS, Mutant
 from lab.proof.programs import OF_PUBLISHERS, Effect, Fault, Program
+from lab.proof.recorder import NO_ANSWER, Line, note_requests, pair
 from lab.proof.scripted import START
 from lab.proof.specification import checker, defines, execute, found_in
 from lab.proof.targets import start
 
 _GRACE: int = Operation._field_defaults["grace"]
-_ACTORS = 14
+_ACTORS = 60
 """As many as a trace may have."""
 
-READING = defines({"ACTORS": _ACTORS, "FAULTS": 255, "LIVENESS": 0, "BROKEN": "NONE", "TRACE": 1})
-"""As what the specification reads traces."""
+READING = defines({"ACTORS": _ACTORS, "FAULTS": 255, "LIVENESS": 0, "BROKEN": "NONE", "TRACE": 1, "TRIES": 2_000_000})
+"""As what the specification reads traces: so often it asks whether an actor of one may go on, and then rejects it."""
 
 _BATCH = 3_000
 """Traces that are judged in one run of the checker."""
-
-NO_ANSWER = "no answer"
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One request of ``actor``, and what was stored after it, if an answer came; ``now`` is the actor's own clock."""
-
-    actor: object
-    new: Record
-    expected: str | None
-    answer: Record | str | None
-    now: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +76,8 @@ def numbers(trace: Trace) -> tuple[int, ...]:
         told += [int(not author[1]), prints.index(own[0][1].new.fingerprint), len(own)]
         for number, line in own:
             new, answered = line.new, line.answer != NO_ANSWER
-            told += [number, at, revisions.get(line.expected, -1), revisions[new.revision], _STATUSES[new.status]]
+            earliest = number if line.earliest is None else line.earliest
+            told += [earliest, at, revisions.get(line.expected, -1), revisions[new.revision], _STATUSES[new.status]]
             told += [owners.get(new.owner, 0 if not new.owner else -1), tokens.index(new.fencing_token)]
             told += [min(new.takeovers, 200), prints.index(new.fingerprint), _step(new), int(_lapses(new))]
             told += [int(answered), *(_answer(line, revisions) if answered else (int(new.revision in seen), 0))]
@@ -140,10 +130,11 @@ def _answer(line: Line, revisions: Mapping[str | None, int]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgement:
     """How many traces and lines of a source were judged, how many differ, and what was not allowed, in words."""
 
     source: str
+    mistake: str
     traces: int
     lines: int
     different: int
@@ -159,7 +150,7 @@ class Judge:
 
     folder: Path
 
-    def judge(self, source: str, traces: Iterable[Trace]) -> Judged:
+    def judge(self, source: str, traces: Iterable[Trace], mistake: str = "") -> Judgement:
         """What the specification says of each; equal ones are judged once."""
         known: set[int] = set()
         batch: dict[tuple[int, ...], Trace] = {}
@@ -174,7 +165,7 @@ class Judge:
                 rejected += self._rejected(batch)
                 batch.clear()
         rejected += self._rejected(batch)
-        return Judged(source, count, lines, len(known), tuple(rejected))
+        return Judgement(source, mistake, count, lines, len(known), tuple(rejected))
 
     def _rejected(self, batch: Mapping[tuple[int, ...], Trace]) -> Iterator[str]:
         if not batch:
@@ -254,45 +245,70 @@ def can_be_followed(program: Program) -> bool:
     return not (looks or is_open or program.policy.deadline or OF_PUBLISHERS.intersection(program.besides))
 
 
-def walked(number: int, seed: int, scopes: Iterable[tuple[Program, int, int]]) -> Iterator[Trace]:
+def walk(number: int, seed: int, scopes: Iterable[tuple[Program, int, int]]) -> Iterator[Trace]:
     """So many random walks of the explorer's deliveries within each scope: a program, its deliveries and faults."""
     for program, deliveries, faults in scopes:
         if not can_be_followed(program):
             continue
-        walk = _Walk(program, deliveries, faults, random.Random(f"{seed} {program.name}"))
-        with walk.numbered():
+        explorer = _Walk(program, deliveries, faults, random.Random(f"{seed} {program.name}"))
+        with explorer.numbered():
             for _ in range(number):
-                lines = tuple(walk.walk(walk.start()))
+                lines = tuple(explorer.walk(explorer.start()))
                 yield Trace(program.name, program.policy, program.effect, lines, Fault.FORGOTTEN in program.besides)
 
 
-@contextmanager
-def _recorded(lines: list[Line]) -> Iterator[None]:
-    """Within the block ``lines`` grows by each request of the faults campaign, and what it was answered."""
-    send_it = OneDelivery._sent
-
-    def sent(self: OneDelivery, doing: Any, send: Any) -> Record | None:
-        answer: Record | str | None = NO_ANSWER
-        try:
-            answer = stored = send_it(self, doing, send)
-            return stored
-        finally:
-            new, expected = send.args
-            lines.append(Line(self.number, new, expected, answer, self.now()))
-
-    with mock.patch.object(OneDelivery, "_sent", sent):
-        yield
-
-
-def attacked(number: int, seed: int, target: str) -> Iterator[Trace]:
+def attack(number: int, seed: int, target: str) -> Iterator[Trace]:
     """So many operations of the faults campaign, on a real store."""
     with start(target) as url:
         store = next(opened(target, url))
         for each in range(number):
-            plan, lines = at_random(target, seed, each), list[Line]()
-            with _recorded(lines):
+            plan, notes = at_random(target, seed, each), list[Line]()
+            with mock.patch.object(OneDelivery, "swap", note_requests(OneDelivery.swap, notes.append)):
                 Task(store, plan).attack()
-            yield Trace(f"{target}, plan {each} of seed {seed}", plan.promise.policy, Effect.BARE, tuple(lines))
+            source = f"{target}, plan {each} of seed {seed}"
+            yield Trace(source, plan.promise.policy, Effect.BARE, pair(notes))
+
+
+def trace_processes(
+    start: Callable[[], object], read_terms: Callable[[Record], tuple[Policy, Effect]], mistake: str = ""
+) -> Iterator[Trace]:
+    """What processes ask of each record that ``start`` starts and waits for; a record tells how its task is run."""
+    with recorder.record(mistake) as folder:
+        start()
+        for lines in recorder.read(folder):
+            yield Trace(lines[0].new.key, *read_terms(lines[0].new), lines)
+
+
+Source = tuple[str, Iterable[Trace], str]
+"""Its name, its traces, and its mistake if any."""
+
+
+def processes(seed: int, *, quick: bool) -> Iterator[Source]:
+    """Crash sweeps, soaks and recovery runs, and the sweep with mistakes."""
+    yield from map(_sweep, ("sqlite",) if quick else ("sqlite", "dynamodb", "redis"))
+    yield _soak(0.25 if quick else 1, seed, "redis", "redis")
+    if not quick:
+        yield _soak(1, seed, "dynamodb", "sqs")
+        parts = [replace(each, rounds=4) for each in recovery.plan()[:3]]
+        start = partial(recovery.run, seed, print, parts)
+        yield "recovery", trace_processes(start, lambda record: (recovery.POLICY, Effect.BARE)), ""
+    yield from (_sweep("sqlite", each) for each in ("takeover forgotten", "refuse treated as rerun"))
+
+
+def _sweep(store: str, mistake: str = "") -> Source:
+    kinds = {*sweep.BARE, *sweep.kinds_of(store)} - {sweep.Kind.TRANSACTION, sweep.Kind.TOKEN_ALONE}
+
+    def read_terms(record: Record) -> tuple[Policy, Effect]:
+        kind = sweep.Kind(record.key.partition(":")[0])
+        return kind.promise.policy, Effect.BARE if kind.is_bare else Effect[kind.name]
+
+    start = partial(sweep.sweep, "brief", sorted(kinds), target=store)
+    return f"sweep, {store}", trace_processes(start, read_terms, mistake), mistake
+
+
+def _soak(minutes: float, seed: int, store: str, broker: str) -> Source:
+    start = partial(soak.run, minutes, seed, print, store=store, broker=broker)
+    return f"soak, {store}", trace_processes(start, lambda record: (soak.POLICIES[record.task], Effect.BARE)), ""
 
 
 def _given_back(right: Any, claimed: Claim, transition: Any) -> Any:
@@ -308,16 +324,22 @@ CONTROLS = (UNSEEN, *(each for each in MUTANTS if each.name in _SEEN))
 
 
 def run(
-    scopes: Sequence[tuple[Program, int, int]], seed: int, walks: int, stores: Mapping[str, int]
-) -> Iterator[Judged]:
-    """Judge the explorer's walks and the campaign's operations, and then those of each control."""
+    scopes: Sequence[tuple[Program, int, int]],
+    seed: int,
+    walks: int,
+    stores: Mapping[str, int],
+    processes: Iterable[Source],
+) -> Iterator[Judgement]:
+    """Judge the explorer's walks, operations under faults and what processes do, and then those of each control."""
     refused = [(each, 2, 1) for each, *_ in scopes if each.effect is Effect.REFUSED_STEP and not each.besides]
-    with checker(READING, ["-O1", "-DSAFETY", "-DNOREDUCE", "-DCOLLAPSE"]) as folder:
+    with checker(READING, ["-O1", "-DSAFETY", "-DNOREDUCE", "-DCOLLAPSE", "-DVECTORSZ=8192"]) as folder:
         judge = Judge(folder)
-        yield judge.judge("explorer", walked(walks, seed, scopes))
+        yield judge.judge("explorer", walk(walks, seed, scopes))
         for store, number in stores.items():
-            yield judge.judge(f"faults, {store}", attacked(number, seed, store))
+            yield judge.judge(f"faults, {store}", attack(number, seed, store))
+        for each in processes:
+            yield judge.judge(*each)
         for mutant in CONTROLS:
             with mutant.applied():
-                source = walked(50, seed, refused) if mutant is UNSEEN else attacked(150, seed, "memory")
-                yield judge.judge(mutant.name, source)
+                traces = walk(50, seed, refused) if mutant is UNSEEN else attack(150, seed, "memory")
+                yield judge.judge("explorer" if mutant is UNSEEN else "faults, memory", traces, mutant.name)

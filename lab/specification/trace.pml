@@ -3,7 +3,7 @@
    Each line of a trace is one request of an actor: what it expected and wrote, the revision that it was answered, and how
    many requests were over before it. Its numbers are those of lab/proof/traces.py. The world stays free to do what nobody
    sees: requests without an answer arrive, or do not, or late. A trace is accepted if some order of that explains all of
-   its lines. */
+   its lines, and is found within so many TRIES. */
 
 #define FORGETFUL c_expr { (*A_TRACE).forgetful }
 #define time_passes false                             /* whether it is over is told by whoever looked */
@@ -16,7 +16,7 @@
 #define a_nonce(n) line(revision)
 #define brings(fingerprint) fingerprint = line(arguments)
 #define a_token(r) line(token)
-#define turn c_expr { !(*A_TRACE).accepted && A_LINE.earliest <= now.position }
+#define turn c_expr { A_LINE.earliest <= now.position && is_open(A_TRACE) }
 #define line(field) c_expr { A_LINE.field }
 #define one_of(n, a, b, c, d) (n == 1 -> a : (n == 2 -> b : (n == 3 -> c : d)))
 #define status_of(n) (n == 0 -> NONE : (n == 5 -> UNKNOWN : one_of(n, IN_PROGRESS, COMPLETED, FAILED, RELEASED)))
@@ -38,7 +38,7 @@ typedef struct Line {
 } Line;
 typedef struct Trace {
   int actors, kind, refuse, most, forgetful, at[ACTORS + 1], other[ACTORS + 1], arguments[ACTORS + 1];
-  int lines, accepted, reached;
+  int lines, accepted, reached, tries;
   const char *broken;
 } Trace;
 }
@@ -48,6 +48,7 @@ typedef struct Trace {
 c_code {
 Trace before; Line *lines; Trace *traces = &before; int traced;
 
+int is_open(Trace *trace) { return !(*trace).accepted && (*trace).tries++ < TRIES; }
 void take(Trace *trace) {
   if (now.position + 1 > (*trace).reached) (*trace).reached = now.position + 1;
   if (now.position + 1 == (*trace).lines) (*trace).accepted = 1;
@@ -56,7 +57,8 @@ void tell(void) {
   int each;
   for (each = 0; each < traced; each++)
     if (!traces[each].accepted)
-      printf("rejected %d after %d: %s\n", each, traces[each].reached, traces[each].broken ? traces[each].broken : "");
+      printf("rejected %d after %d: %s\n", each, traces[each].reached, traces[each].tries > TRIES ? "not explained" :
+             traces[each].broken ? traces[each].broken : "");
   printf("judged %d\n", traced);
 }
 int a_number(void) { int found; if (scanf("%d", &found) != 1) { printf("not a trace\n"); exit(2); } return found; }

@@ -5,7 +5,7 @@ Few are found among many by pages of names: only those that may be meant are rea
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from heapq import nsmallest
 from importlib.resources import files
@@ -74,16 +74,14 @@ def record_of(key: str, stored: Mapping[bytes, bytes], *, store: str) -> Record:
     return Record.from_fields({**values, "key": key}, store=store, decode=decode)
 
 
-def pages(
-    client: Client, prefix: bytes, wanted: Wanted, given: Set[bytes] = frozenset()
-) -> Iterator[Sequence[tuple[bytes, Any]]]:
+def pages(client: Client, prefix: bytes, wanted: Wanted) -> Iterator[Sequence[tuple[bytes, Any]]]:
     """The names that begin so with their hashes, or the error that says why one is none.
 
-    What is certainly not wanted is left out, by the servers themselves, which look at some names at a time. Behind the
-    oldest come the next, for a reader who could not use all of them; never what is ``given``.
+    What is certainly not wanted is left out, by the servers themselves, which look at some names at a time.
     """
-    oldest = wanted.get("oldest")
-    before = wanted.get("before") or (END_OF_NUMBERS if oldest else None)
+    oldest, before = wanted.get("oldest"), wanted.get("before")
+    if oldest and before is None:
+        before = END_OF_NUMBERS
     first: list[tuple[int, bytes]] = []
     for server in primaries(client):
         cursor = b"0"
@@ -91,16 +89,15 @@ def pages(
             cursor, said = cast(Any, server.eval(_SEARCH, 0, cursor, *_question(prefix, wanted, before)))
             found = zip((int(each or 0) for each in said[1::2]), said[::2], strict=True)
             if oldest is None:
-                yield _read(client, [name for _, name in found])
+                names = [name for _, name in found]
+                yield list(zip(names, _read(client, names), strict=True))
             else:
                 first = nsmallest(oldest, {*first, *found})  # SCAN may name one twice
                 before = first[-1][0] if len(first) == oldest else before
             if cursor == b"0":
                 break
-    names = [name for _, name in first if name not in given]
-    yield _read(client, names)
-    if oldest and len(first) == oldest:
-        yield from pages(client, prefix, {**wanted, "oldest": 2 * oldest}, given | {*names})
+    names = [name for _, name in first]
+    yield list(zip(names, _read(client, names), strict=True))
 
 
 def primaries(client: Client) -> Sequence[redis.Redis]:
@@ -120,13 +117,17 @@ def _question(prefix: bytes, wanted: Wanted, before: int | None) -> Sequence[Any
     return (pattern, _PAGE, len(prefix), latest, *(each.encode(*ANY_TEXT) for each in texts))
 
 
-def _read(client: Client, names: Sequence[bytes]) -> Sequence[tuple[bytes, Any]]:
+def _read(client: Client, names: Sequence[bytes]) -> Sequence[Any]:
     with client.pipeline(transaction=False) as pipeline:
         for name in names:
             pipeline.hgetall(name)
         replies = cast(list[Any], pipeline.execute(raise_on_error=False))
-    raised([each for each in replies if not (isinstance(each, ResponseError) and trouble_of(each) is OTHER_TYPE)])
-    return list(zip(names, replies, strict=True))
+    raised([each for each in replies if not _is_of_other_type(each)])
+    return replies
+
+
+def _is_of_other_type(reply: Any) -> bool:
+    return isinstance(reply, ResponseError) and trouble_of(reply) is OTHER_TYPE
 
 
 def raised(replies: list[Any]) -> list[Any]:
