@@ -95,14 +95,20 @@ def weakness_of(link: object) -> str:
     return "" if link.context.verify_mode is ssl.CERT_REQUIRED else UNVERIFIED
 
 
+def warn(store: str, reason: str) -> None:
+    """Warn of what the check of a store has found."""
+    warnings.warn(IdempotencyWarning(f"idempotency_store={store}: {reason}", "idempotency_store"), stacklevel=4)
+
+
+def warn_of_losses(store: str, losses: str) -> None:
+    """Warn of settings under which a server forgets what it has acknowledged, unless ``losses`` is empty."""
+    if losses:
+        forgets = "the server can forget what it has acknowledged"
+        warn(store, f"{forgets}, and an effect whose record is forgotten can happen again: {losses}")
+
+
 def warn_if_exposed(store: str, weakness: str, remedy: str) -> None:
     """Warn of what is weak about a store's connections, unless ``weakness`` is empty."""
     if weakness:
-        warnings.warn(
-            IdempotencyWarning(
-                f"idempotency_store={store}: the connection to another machine {weakness}, so others can read results "
-                f"and the password, and invent outcomes; {remedy}",
-                "idempotency_store",
-            ),
-            stacklevel=3,
-        )
+        others = "others can read results and the password, and invent outcomes"
+        warn(store, f"the connection to another machine {weakness}, so {others}; {remedy}")

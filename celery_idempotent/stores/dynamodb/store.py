@@ -10,7 +10,6 @@ local clock agrees with it to the second, the local clock counts; beyond that, i
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -25,7 +24,7 @@ from botocore.loaders import Loader
 from botocore.session import Session, get_session
 
 from celery_idempotent._version import __version__
-from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import scheme_of
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.store import RecordTooLarge, Wanted, WriteFailed
@@ -42,6 +41,7 @@ from celery_idempotent.stores.dynamodb.items import (
     value_of,
 )
 from celery_idempotent.stores.dynamodb.provisioning import ATTENTION, Indexes, Provisioning
+from celery_idempotent.stores.failures import warn
 from celery_idempotent.stores.forks import PerProcess
 
 if TYPE_CHECKING:
@@ -281,14 +281,8 @@ class DynamoDBStore:
         self._put(self._key(_VERIFY), self._impossible(), None)
         missing = [repr(name) for name in self._indexes.missing()]
         if missing:
-            warnings.warn(
-                IdempotencyWarning(
-                    f"idempotency_store={self!r}: the table has no index {' and '.join(missing)} yet, so lists read "
-                    "all of it; provision it: celery -A <your app> idempotency provision",
-                    "idempotency_store",
-                ),
-                stacklevel=2,
-            )
+            reason = f"the table has no index {' and '.join(missing)} yet, so lists read all of it"
+            warn(repr(self), f"{reason}; provision it: celery -A <your app> idempotency provision")
 
     def provision(self) -> None:
         """Create the table on demand, with TTL, and with point-in-time recovery where the server has it.

@@ -9,7 +9,6 @@ acknowledged. ``verify`` warns of settings that lose writes; ``docs/how-to/redis
 
 import hashlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
@@ -20,7 +19,7 @@ import redis
 from redis.cluster import RedisCluster
 from redis.exceptions import AskError, ClusterDownError, NoScriptError, RedisError, ResponseError, SlotNotCoveredError
 
-from celery_idempotent.errors import IdempotencyWarning, PolicyError, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.codec import ANY_TEXT
 from celery_idempotent.protocol.record import BLANK, Record, Status
@@ -33,6 +32,7 @@ from celery_idempotent.stores.failures import (
     failure,
     leaves_machine,
     warn_if_exposed,
+    warn_of_losses,
     weakness_of,
 )
 from celery_idempotent.stores.forks import PerProcess
@@ -344,15 +344,7 @@ class RedisStore:
         if silent:
             reason = f"{self!r} refuses {' and '.join(sorted(silent))}, so its settings were not all checked"
             say(logger.warning, "store_unchecked", reason=reason)
-        if losses:
-            warnings.warn(
-                IdempotencyWarning(
-                    f"idempotency_store={self!r}: the server can forget what it has acknowledged, and an effect whose "
-                    f"record is forgotten can happen again. {' '.join(sorted(losses))}",
-                    "idempotency_store",
-                ),
-                stacklevel=3,
-            )
+        warn_of_losses(self._name, " ".join(sorted(losses)))
 
     def _warn_of_exposure(self) -> None:
         found = {self._ask("verify", partial(_weakness, server)) for server in primaries(self._connected())}

@@ -8,7 +8,6 @@ A statement is compiled once: SQLAlchemy's way from a statement to its rows take
 """
 
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,11 +22,11 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import ClauseElement, Executable, Select, Table, Update, bindparam, delete, insert, select, text, update
 from sqlalchemy.engine.interfaces import Dialect
 
-from celery_idempotent.errors import IdempotencyWarning, StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import BLANK, Record, Status
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage, Wanted
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.failures import Meaning, warn_if_exposed
+from celery_idempotent.stores.failures import Meaning, warn_if_exposed, warn_of_losses
 from celery_idempotent.stores.sql.drivers import exposure
 from celery_idempotent.stores.sql.errors import CREATION, OTHER_TABLE, explained, meaning_of
 from celery_idempotent.stores.sql.statements import (
@@ -197,7 +196,7 @@ class StatementStore(ABC, Generic[_C]):
             execute = partial(self._execute, connection, "verify")
             with self._undone(connection, "verify"):
                 try_out(self._statements, execute, repr(self))
-            warn_of_losses(self.dialect, execute, repr(self))
+            warn_of_losses(repr(self), losses_of(self.dialect, execute))
             warn_if_exposed(repr(self), exposure(self._of_driver(connection)), _VERIFIED.get(self.dialect, ""))
 
     @contextmanager
@@ -343,22 +342,13 @@ def try_out(statements: Statements, execute: Execute, store: str) -> None:
             raise StoreMisconfigured(store, "verify", f"{OTHER_TABLE} (its key is not compared byte by byte)")
 
 
-def warn_of_losses(dialect: str, execute: Execute, store: str) -> None:
-    """Warn of settings under which the server forgets what it has acknowledged."""
+def losses_of(dialect: str, execute: Execute) -> str:
+    """The settings under which the server forgets what it has acknowledged."""
     if dialect == "sqlite":
-        return
+        return ""
     question, safe = _DURABILITY[dialect]
     (answer,) = execute(text(question), {}).rows
-    losses = [f"{name} is {answer[name]}" for name, values in safe.items() if str(answer[name]) not in values]
-    if losses:
-        warnings.warn(
-            IdempotencyWarning(
-                f"idempotency_store={store}: the server can forget what it has acknowledged, and an effect whose "
-                f"record is forgotten can happen again: {', '.join(losses)}",
-                "idempotency_store",
-            ),
-            stacklevel=3,
-        )
+    return ", ".join(f"{name} is {answer[name]}" for name, each in safe.items() if str(answer[name]) not in each)
 
 
 _VERIFIED = {"postgresql": "set sslmode=verify-full and sslrootcert", "mysql": "set ssl_ca", "mariadb": "set ssl_ca"}
