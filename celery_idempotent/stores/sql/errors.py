@@ -25,7 +25,7 @@ _RULES = (
     ),
     # How Python says that text in SQLite is not UTF-8; it goes on to quote all of it.
     Rule(meaning=Meaning.UNREADABLE, text="^Could not decode to UTF-8"),
-    Rule(meaning=Meaning.UNDONE, codes=frozenset({"1213", "40001", "40P01"})),
+    Rule(meaning=Meaning.UNDONE, codes=frozenset({"1213", "40001", "40P01"}), text="^tuple concurrently "),
     Rule(
         # The loser of two CREATEs in the same moment is told by PostgreSQL of the table's type (42710), or of a
         # duplicate in the catalogue (23505); the winner has committed by then.
