@@ -17,12 +17,14 @@
         └── StoreMisconfigured    ... and there will be none until somebody changes something
     SafeToRetry               raised *by* a task body: no effect has begun
 
-All fields are positional and plain, and all of them reach ``super().__init__``: that is what
-lets an exception survive pickle and Celery's JSON result backend. ``_sentence`` builds the sentence.
+All fields are positional and plain, and all of them are ``args``: that is what lets an exception survive pickle and
+Celery's JSON result backend. ``_sentence`` builds the sentence.
 """
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 from celery_idempotent.printable import one_line
 from celery_idempotent.troubleshooting import with_link
@@ -63,6 +65,11 @@ class IdempotencyError(Exception):
     Its text is one line, whatever its fields hold, and ends with the address of the page that says more.
     """
 
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        self.args = tuple(map(vars(self).get, self.__match_args__))
+
     @property
     def see(self) -> str:
         """The entry under ``docs/troubleshooting``: its page and its place there, which follow from the class."""
@@ -100,20 +107,16 @@ class IdempotencyWarning(UserWarning):
         return one_line(with_link(text, self.see))
 
 
+@dataclass(eq=False, repr=False)
 class PolicyError(IdempotencyError, ValueError):
-    """A policy, setting or argument cannot be used as given; nothing ran.
+    """A policy, setting or argument cannot be used as given; nothing ran."""
 
-    Args:
-        option: The option, setting or argument at fault.
-        value: ``repr`` of what was given.
-        remedy: What is wrong and what to write instead.
-    """
-
-    def __init__(self, option: str, value: str, remedy: str) -> None:
-        super().__init__(option, value, remedy)
-        self.option = option
-        self.value = value
-        self.remedy = remedy
+    #: The option, setting or argument at fault.
+    option: str
+    #: ``repr`` of what was given.
+    value: str
+    #: What is wrong and what to write instead.
+    remedy: str
 
     @property
     def see(self) -> str:
@@ -125,18 +128,14 @@ class PolicyError(IdempotencyError, ValueError):
         return f"{self.option}={self.value}: {self.remedy}"
 
 
+@dataclass(eq=False, repr=False)
 class KeyMissing(IdempotencyError):
-    """The call has no idempotency key, so it was not run: unprotected is never the fallback.
+    """The call has no idempotency key, so it was not run: unprotected is never the fallback."""
 
-    Args:
-        task: Name of the task.
-        source: Where the key was looked for.
-    """
-
-    def __init__(self, task: str, source: str) -> None:
-        super().__init__(task, source)
-        self.task = task
-        self.source = source
+    #: Name of the task.
+    task: str
+    #: Where the key was looked for.
+    source: str
 
     def _sentence(self) -> str:
         return (
@@ -146,20 +145,17 @@ class KeyMissing(IdempotencyError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class KeyReused(IdempotencyError):
     """The key is retained for a call with other arguments; nothing ran and a retry cannot help.
 
     The rule of the IETF Idempotency-Key draft, section 2.7 (HTTP 422) and of Stripe's API.
-
-    Args:
-        key: The idempotency key.
-        task_id: Task id of the call that the key belongs to.
     """
 
-    def __init__(self, key: str, task_id: str) -> None:
-        super().__init__(key, task_id)
-        self.key = key
-        self.task_id = task_id
+    #: The idempotency key.
+    key: str
+    #: Task id of the call that the key belongs to.
+    task_id: str
 
     def _sentence(self) -> str:
         return (
@@ -169,20 +165,16 @@ class KeyReused(IdempotencyError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class InFlight(IdempotencyError):
-    """Another delivery holds a running lease on the key; this one did nothing.
+    """Another delivery holds a running lease on the key; this one did nothing."""
 
-    Args:
-        key: The idempotency key.
-        retry_after: Milliseconds until the lease can be taken over, on the store's clock.
-        holder: Worker that holds the lease.
-    """
-
-    def __init__(self, key: str, retry_after: int, holder: str) -> None:
-        super().__init__(key, retry_after, holder)
-        self.key = key
-        self.retry_after = retry_after
-        self.holder = holder
+    #: The idempotency key.
+    key: str
+    #: Milliseconds until the lease can be taken over, on the store's clock.
+    retry_after: int
+    #: Worker that holds the lease.
+    holder: str
 
     def _sentence(self) -> str:
         return (
@@ -191,21 +183,18 @@ class InFlight(IdempotencyError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class LeaseLost(IdempotencyError):
     """This attempt no longer owns its key: it wrote nothing and reports nothing as done.
 
     Stop producing effects. The delivery is tried again as a conflict and will meet the
     outcome of whoever took over.
-
-    Args:
-        key: The idempotency key.
-        fencing_token: The token of this attempt.
     """
 
-    def __init__(self, key: str, fencing_token: int) -> None:
-        super().__init__(key, fencing_token)
-        self.key = key
-        self.fencing_token = fencing_token
+    #: The idempotency key.
+    key: str
+    #: The token of this attempt.
+    fencing_token: int
 
     def _sentence(self) -> str:
         return f"idempotency key {self.key}: the attempt with fencing token {self.fencing_token} was taken over"
@@ -225,20 +214,17 @@ class DeadlineExceeded(LeaseLost):
         )
 
 
+@dataclass(eq=False, repr=False)
 class OutcomeUnknown(IdempotencyError):
     """An attempt under ``on_takeover="refuse"`` ended without a recorded outcome; it is never re-run.
 
     Find out whether the effect happened, then resolve the record.
-
-    Args:
-        key: The idempotency key.
-        reason: How the attempt ended, for the person who resolves it.
     """
 
-    def __init__(self, key: str, reason: str) -> None:
-        super().__init__(key, reason)
-        self.key = key
-        self.reason = reason
+    #: The idempotency key.
+    key: str
+    #: How the attempt ended, for the person who resolves it.
+    reason: str
 
     def _sentence(self) -> str:
         return (
@@ -247,18 +233,14 @@ class OutcomeUnknown(IdempotencyError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class ResultLost(IdempotencyError):
-    """The effect happened and will not be repeated, but its result could not be kept for replays.
+    """The effect happened and will not be repeated, but its result could not be kept for replays."""
 
-    Args:
-        key: The idempotency key.
-        reason: Why: too large for the store or the policy, or not encodable.
-    """
-
-    def __init__(self, key: str, reason: str) -> None:
-        super().__init__(key, reason)
-        self.key = key
-        self.reason = reason
+    #: The idempotency key.
+    key: str
+    #: Why: too large for the store or the policy, or not encodable.
+    reason: str
 
     def _sentence(self) -> str:
         return (
@@ -267,66 +249,56 @@ class ResultLost(IdempotencyError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class ReplayedFailure(IdempotencyError):
-    """The recorded failure of an earlier delivery, whose exception type cannot be rebuilt here.
+    """The recorded failure of an earlier delivery, whose exception type cannot be rebuilt here."""
 
-    Args:
-        key: The idempotency key.
-        type_name: Qualified name of the exception that was recorded.
-        message: Its message; empty if none was kept.
-    """
-
-    def __init__(self, key: str, type_name: str, message: str) -> None:
-        super().__init__(key, type_name, message)
-        self.key = key
-        self.type_name = type_name
-        self.message = message
+    #: The idempotency key.
+    key: str
+    #: Qualified name of the exception that was recorded.
+    type_name: str
+    #: Its message; empty if none was kept.
+    message: str
 
     def _sentence(self) -> str:
         told = f"{self.type_name}: {self.message}" if self.message else self.type_name
         return f"idempotency key {self.key} failed earlier with {told}"
 
 
+@dataclass(eq=False, repr=False)
 class WriteRefused(IdempotencyError):
     """One of the writes given to ``attempt.commit()`` was refused; nothing was written, no effect has happened.
 
     It is the body's own error: it releases the claim or is remembered, as the policy says of exceptions.
-
-    Args:
-        key: The idempotency key.
-        write: Which write, such as ``writes[1] (Update of stock)``.
-        reason: Why, in the store's words; ``ConditionalCheckFailed`` for a condition of yours.
     """
 
-    def __init__(self, key: str, write: str, reason: str) -> None:
-        super().__init__(key, write, reason)
-        self.key = key
-        self.write = write
-        self.reason = reason
+    #: The idempotency key.
+    key: str
+    #: Which write, such as ``writes[1] (Update of stock)``.
+    write: str
+    #: Why, in the store's words; ``ConditionalCheckFailed`` for a condition of yours.
+    reason: str
 
     def _sentence(self) -> str:
         return f"idempotency key {self.key}: {self.write} was refused ({self.reason}); nothing was written"
 
 
+@dataclass(eq=False, repr=False)
 class StoreUnavailable(IdempotencyError):
     """The store gave no certain answer: the write may or may not have happened.
 
     Nothing is reported as done after it. The driver's exception is the ``__cause__``.
-
-    Args:
-        store: The store, readable, without credentials.
-        operation: What was asked of it.
-        reason: What went wrong.
     """
+
+    #: The store, readable, without credentials.
+    store: str
+    #: What was asked of it.
+    operation: str
+    #: What went wrong.
+    reason: str
 
     #: Whether the write is stored all the same, and could only be forgotten.
     is_stored = False
-
-    def __init__(self, store: str, operation: str, reason: str) -> None:
-        super().__init__(store, operation, reason)
-        self.store = store
-        self.operation = operation
-        self.reason = reason
 
     @property
     def see(self) -> str:
