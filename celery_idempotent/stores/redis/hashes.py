@@ -79,25 +79,29 @@ def pages(client: Client, prefix: bytes, wanted: Wanted) -> Iterator[Sequence[tu
 
     What is certainly not wanted is left out, by the servers themselves, which look at some names at a time.
     """
+    for found in _search(client, prefix, wanted):
+        names = [name for _, name in found]
+        yield list(zip(names, _read(client, names), strict=True))
+
+
+def _search(client: Client, prefix: bytes, wanted: Wanted) -> Iterator[Sequence[tuple[int, bytes]]]:
+    """When what may be wanted was written, and its name: page by page, or those that are enough at once."""
     oldest, before = wanted.get("oldest"), wanted.get("before")
     if oldest and before is None:
         before = END_OF_NUMBERS
     first: list[tuple[int, bytes]] = []
     for server in primaries(client):
-        cursor = b"0"
-        while True:
-            cursor, said = cast(Any, server.eval(_SEARCH, 0, cursor, *_question(prefix, wanted, before)))
-            found = zip((int(each or 0) for each in said[1::2]), said[::2], strict=True)
+        cursor = b""
+        while cursor != b"0":
+            question = _question(prefix, wanted, before)
+            cursor, said = cast(Any, server.eval(_SEARCH, 0, cursor or b"0", *question))
+            found = list(zip((int(each or 0) for each in said[1::2]), said[::2], strict=True))
             if oldest is None:
-                names = [name for _, name in found]
-                yield list(zip(names, _read(client, names), strict=True))
+                yield found
             else:
                 first = nsmallest(oldest, {*first, *found})  # SCAN may name one twice
                 before = first[-1][0] if len(first) == oldest else before
-            if cursor == b"0":
-                break
-    names = [name for _, name in first]
-    yield list(zip(names, _read(client, names), strict=True))
+    yield first
 
 
 def primaries(client: Client) -> Sequence[redis.Redis]:
@@ -122,12 +126,8 @@ def _read(client: Client, names: Sequence[bytes]) -> Sequence[Any]:
         for name in names:
             pipeline.hgetall(name)
         replies = cast(list[Any], pipeline.execute(raise_on_error=False))
-    raised([each for each in replies if not _is_of_other_type(each)])
+    raised([each for each in replies if not (isinstance(each, ResponseError) and trouble_of(each) is OTHER_TYPE)])
     return replies
-
-
-def _is_of_other_type(reply: Any) -> bool:
-    return isinstance(reply, ResponseError) and trouble_of(reply) is OTHER_TYPE
 
 
 def raised(replies: list[Any]) -> list[Any]:
