@@ -42,30 +42,27 @@ from celery_idempotent.troubleshooting import with_link
 
 @dataclass(frozen=True, kw_only=True)
 class Notification:
-    """A message of an SNS topic, without its envelope.
+    """A message of an SNS topic, without its envelope."""
 
-    Args:
-        message_id: SNS's id of the message: one for all queues that it reaches, and for every delivery. Empty with raw
-            message delivery, which does not tell it.
-        topic: The topic's ARN; empty with raw delivery.
-        text: The message as it was published.
-        subject: Its subject; empty without one.
-        attributes: Its attributes as text, by name: numbers as they were written, binary ones in base64, arrays as
-            JSON. So they are the same with an envelope and with raw delivery.
-        kind: What SNS says that it is. Only a ``"Notification"`` was published by somebody; a
-            ``"SubscriptionConfirmation"`` or an ``"UnsubscribeConfirmation"`` is about a subscription.
-        deduplication_id: Of a FIFO topic, what the publisher calls the message, or a hash of its text. SQS tells it
-            beside the body, and so it does ``group_id``.
-        group_id: Of a FIFO topic, within what messages keep their order.
-    """
-
+    #: SNS's id of the message: one for all queues that it reaches, and for every delivery. Empty with raw message
+    #: delivery, which does not tell it.
     message_id: str
+    #: The topic's ARN; empty with raw delivery.
     topic: str
+    #: The message as it was published.
     text: str
+    #: Its subject; empty without one.
     subject: str = ""
+    #: Its attributes as text, by name: numbers as they were written, binary ones in base64, arrays as JSON. So they
+    #: are the same with an envelope and with raw delivery.
     attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    #: What SNS says that it is. Only a ``"Notification"`` was published by somebody; a
+    #: ``"SubscriptionConfirmation"`` or an ``"UnsubscribeConfirmation"`` is about a subscription.
     kind: str = "Notification"
+    #: Of a FIFO topic, what the publisher calls the message, or a hash of its text. SQS tells it beside the body,
+    #: and so it does ``group_id``.
     deduplication_id: str = ""
+    #: Of a FIFO topic, within what messages keep their order.
     group_id: str = ""
 
     @cached_property

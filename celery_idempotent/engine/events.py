@@ -114,30 +114,27 @@ class EventName(StrEnum):
 
 
 class Event(NamedTuple):
-    """Something that happened to an operation; never carries arguments or results, save by the policy's ``label``.
+    """Something that happened to an operation; never carries arguments or results, save by the policy's ``label``."""
 
-    Args:
-        name: What.
-        key: The operation's; empty where it has none, or it cannot be told.
-        fencing_token: Of the attempt; None where there is none.
-        reason: Why, for people.
-        label: The operation's; empty where the policy has none.
-        is_one_of_many: Whether people have been told already.
-        attempt: Which attempt of the operation it is about, from 1; None where there is none.
-        done_by: Where the delivery is answered by what is recorded: the task id of the delivery that recorded it.
-        trace: Likewise its trace context, where telemetry is on.
-        done_in: Likewise the name of the app; empty where it has none.
-    """
-
+    #: What.
     name: EventName
+    #: The operation's; empty where it has none, or it cannot be told.
     key: str
+    #: Of the attempt; None where there is none.
     fencing_token: int | None
+    #: Why, for people.
     reason: str
+    #: The operation's; empty where the policy has none.
     label: str = ""
+    #: Whether people have been told already.
     is_one_of_many: bool = False
+    #: Which attempt of the operation it is about, from 1; None where there is none.
     attempt: int | None = None
+    #: Where the delivery is answered by what is recorded: the task id of the delivery that recorded it.
     done_by: str | None = None
+    #: Likewise its trace context, where telemetry is on.
     trace: str = ""
+    #: Likewise the name of the app; empty where it has none.
     done_in: str = ""
 
 

@@ -29,22 +29,19 @@ def status_of(record: Record, now: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which records are meant; what is None is not asked about.
+    """Which records are meant; what is None is not asked about."""
 
-    Args:
-        status: Of this status, or FORGOTTEN, which is then the only status of an outcome that no longer counts.
-        task: Of this task.
-        label: With this label; a star at its end stands for any rest, as in ``"acme/*"``.
-        worker: Whose last attempt ran there.
-        older_than: Written last longer ago than so many milliseconds.
-        key: With this key, or task id, or beginning of a key or of a key's hash, also behind the task and a colon.
-    """
-
+    #: Of this status, or FORGOTTEN, which is then the only status of an outcome that no longer counts.
     status: str | None = None
+    #: Of this task.
     task: str | None = None
+    #: With this label; a star at its end stands for any rest, as in ``"acme/*"``.
     label: str | None = None
+    #: Whose last attempt ran there.
     worker: str | None = None
+    #: Written last longer ago than so many milliseconds.
     older_than: int | None = None
+    #: With this key, or task id, or beginning of a key or of a key's hash, also behind the task and a colon.
     key: str | None = None
 
     def matches(self, record: Record, now: int) -> bool:

@@ -21,18 +21,15 @@ class Closed(NamedTuple):
 
 
 class Open(NamedTuple):
-    """No claim is sent, but one trial after each pause.
+    """No claim is sent, but one trial after each pause."""
 
-    Args:
-        since: When it opened.
-        trial_at: When the next trial may be made. While one is under way it has the longest pause for its answer.
-        trials: How many have failed.
-        unanswered: Claims since then that got no answer, most of them because they were not sent.
-    """
-
+    #: When it opened.
     since: float
+    #: When the next trial may be made. While one is under way it has the longest pause for its answer.
     trial_at: float
+    #: How many have failed.
     trials: int = 0
+    #: Claims since then that got no answer, most of them because they were not sent.
     unanswered: int = 0
 
 

@@ -53,14 +53,11 @@ class Committed(Case):
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """A receiver that honours idempotency keys, by ``attempt.step()``.
+    """A receiver that honours idempotency keys, by ``attempt.step()``."""
 
-    Args:
-        window: Seconds, or a timedelta, from the first call, for which it does; None: without limit.
-        on_takeover: What happens to a call past the window that may have been made before.
-    """
-
+    #: Seconds, or a timedelta, from the first call, for which it does; None: without limit.
     window: Duration | None = None
+    #: What happens to a call past the window that may have been made before.
     on_takeover: OnTakeover = "rerun"
 
     def __post_init__(self) -> None:

@@ -46,18 +46,15 @@ Publication = Announce | Send | Known
 
 
 class Outgoing(NamedTuple):
-    """What is to be published.
+    """What is to be published."""
 
-    Args:
-        operation: Which operation; its ``task_id`` is the message's own.
-        queued_for: Milliseconds for which the message counts as queued once it was sent.
-        comes_back: Whether a message that is executed is delivered again when its worker dies.
-        awaited: Whether something waits for this very message, as a chain or a callback does.
-    """
-
+    #: Which operation; its ``task_id`` is the message's own.
     operation: Operation
+    #: Milliseconds for which the message counts as queued once it was sent.
     queued_for: int
+    #: Whether a message that is executed is delivered again when its worker dies.
     comes_back: bool = True
+    #: Whether something waits for this very message, as a chain or a callback does.
     awaited: bool = False
 
 

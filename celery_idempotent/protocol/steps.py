@@ -36,17 +36,14 @@ _MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step's call is given, to hand on to the receiver.
+    """What a step's call is given, to hand on to the receiver."""
 
-    Args:
-        name: The step's name.
-        key: An idempotency key of 64 hexadecimal digits: the same on every attempt of the operation, different
-            for every other step and operation.
-        fencing_token: Larger than that of every earlier attempt; 0 where the body runs unprotected.
-    """
-
+    #: The step's name.
     name: str
+    #: An idempotency key of 64 hexadecimal digits: the same on every attempt of the operation, different for every
+    #: other step and operation.
     key: str
+    #: Larger than that of every earlier attempt; 0 where the body runs unprotected.
     fencing_token: int
 
 

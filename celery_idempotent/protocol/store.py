@@ -175,50 +175,41 @@ class CommittingStore(Store, Protocol):
 
 
 class OutboxMessage(NamedTuple):
-    """A message that is to be published because a transaction was committed.
+    """A message that is to be published because a transaction was committed."""
 
-    Args:
-        id: The task id it will have, each time it is published.
-        data: The encoded signature.
-        content_type: How it is encoded.
-    """
-
+    #: The task id it will have, each time it is published.
     id: str
+    #: The encoded signature.
     data: str | bytes
+    #: How it is encoded.
     content_type: str
 
 
 class TakenMessage(NamedTuple):
-    """A message that a relay has to itself for a while.
+    """A message that a relay has to itself for a while."""
 
-    Args:
-        number: Its number in the outbox.
-        message: What is to be published.
-        failures: How often publishing it has failed.
-        taken_by: Nonce of the taking. What a relay says of the message counts until somebody else has taken it.
-    """
-
+    #: Its number in the outbox.
     number: int
+    #: What is to be published.
     message: OutboxMessage
+    #: How often publishing it has failed.
     failures: int
+    #: Nonce of the taking. What a relay says of the message counts until somebody else has taken it.
     taken_by: str
 
 
 class WaitingMessage(NamedTuple):
-    """What people are told of a message that waits to be published: nothing of its contents.
+    """What people are told of a message that waits to be published: nothing of its contents."""
 
-    Args:
-        id: The task id that it will have.
-        created_at: When it was written, in milliseconds on the store's clock.
-        failures: How often publishing it has failed.
-        next_try: The earliest time at which a relay takes it, likewise; 0: the next look.
-        reason: Why it failed the last time, on one line; None if it never did.
-    """
-
+    #: The task id that it will have.
     id: str
+    #: When it was written, in milliseconds on the store's clock.
     created_at: int
+    #: How often publishing it has failed.
     failures: int
+    #: The earliest time at which a relay takes it, likewise; 0: the next look.
     next_try: int
+    #: Why it failed the last time, on one line; None if it never did.
     reason: str | None
 
 

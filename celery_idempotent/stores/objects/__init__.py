@@ -68,16 +68,13 @@ class ObjectStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LargeResults:
-    """Where encoded results go that are larger than a record should be.
+    """Where encoded results go that are larger than a record should be."""
 
-    Args:
-        objects: Keeps them.
-        over: Bytes; a result with more of them is kept as an object.
-        prefix: How the name of each object begins.
-    """
-
+    #: Keeps them.
     objects: ObjectStore
+    #: Bytes; a result with more of them is kept as an object.
     over: int
+    #: How the name of each object begins.
     prefix: str = ""
 
 
