@@ -164,7 +164,7 @@ def provision(call: Invocation) -> None:
     except StoreMisconfigured as error:
         lacking = error.reason
     store.provision()
-    done = "what was missing is there now" if lacking else "nothing was missing"
+    done = "what was missing is there now" if lacking else "nothing that workers need was missing"
     call.answer({"store": repr(store), "lacked": lacking}, f"{store!r} is ready; {done}")
 
 
