@@ -110,11 +110,8 @@ def unpack(store: Store, encoded: Encoded, slot: Slot) -> Encoded:
     if unpacking is not None:
         encoded = unpacking(encoded, slot)
     if encoded.content_type == OBJECT:
-        raise StoreMisconfigured(
-            "idempotency_large_results",
-            "get",
-            f"{slot} is an object, and the setting is not there; set it as where it was written",
-        )
+        why = f"{slot} is an object, and the setting is not there; set it as where it was written"
+        raise StoreMisconfigured("idempotency_large_results", "get", why)
     if encoded.content_type == ENCRYPTED:
         raise _without_key(slot)
     return encoded
@@ -157,11 +154,8 @@ def _require_clear(encoded: Encoded, slot: Slot) -> None:
 
 
 def _without_key(slot: Slot) -> RecordUnreadable:
-    return RecordUnreadable(
-        "idempotency_cipher",
-        f"decrypting {slot}",
-        "it is encrypted, and no key here opens it; set idempotency_cipher as its writers have it",
-    )
+    why = "it is encrypted, and no key here opens it; set idempotency_cipher as its writers have it"
+    return RecordUnreadable("idempotency_cipher", f"decrypting {slot}", why)
 
 
 class Pointer(NamedTuple):

@@ -132,11 +132,8 @@ class Selector:
             if name not in parameters:
                 others = [each.name for each in parameters.values() if each.kind is each.VAR_KEYWORD]
                 among_others = f"; write {f'{others[0]}.{path}'!r}" if others else ""
-                raise PolicyError(
-                    self.option,
-                    repr(path),
-                    f"there is no argument {name!r}; the signature is {signature}{among_others}",
-                )
+                why = f"there is no argument {name!r}; the signature is {signature}{among_others}"
+                raise PolicyError(self.option, repr(path), why)
 
     def canonical(self, bound: inspect.BoundArguments, task: str) -> str:
         """The canonical form of what is selected; a tuple of paths gives that of a list.

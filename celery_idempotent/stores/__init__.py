@@ -79,11 +79,8 @@ def open_store(url: str | Store) -> Store:
     """
     if not isinstance(url, str):
         if isinstance(url, type) or _lacking(url):
-            raise PolicyError(
-                "idempotency_store",
-                type(url).__name__,
-                "is not a store; write a URL, such as redis://host/0, or a store, such as SQLStore(engine)",
-            )
+            remedy = "is not a store; write a URL, such as redis://host/0, or a store, such as SQLStore(engine)"
+            raise PolicyError("idempotency_store", type(url).__name__, remedy)
         return url
     scheme = url.partition(":")[0].lower()
     built_in = _BUILT_IN.get(scheme) or _SQL.get(scheme.partition("+")[0])

@@ -5,9 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import Record
+from celery_idempotent.protocol.store import Wanted
 
 
 class MemoryStore:
@@ -46,13 +47,11 @@ class MemoryStore:
         with self._lock:
             return self._records.get(key)
 
-    def scan(
-        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
-    ) -> Iterator[Record]:
+    def scan(self, **wanted: Unpack[Wanted]) -> Iterator[Record]:
         with self._lock:
             records = list(self._records.values())
-        wanted = ((status, "status"), (task, "task"), (label, "label"))
-        return (each for each in records if all(value in (None, getattr(each, name)) for value, name in wanted))
+        exact = [(name, wanted.get(name)) for name in ("status", "task", "label")]
+        return (each for each in records if all(value in (None, getattr(each, name)) for name, value in exact))
 
     def delete(self, key: str, expected: str) -> bool:
         with self._lock:

@@ -381,8 +381,5 @@ def _ciphertext_in(text: str) -> bytes:
 
 
 def _in_clear(slot: Slot) -> RecordUnreadable:
-    return RecordUnreadable(
-        "idempotency_cipher_required",
-        f"reading {slot}",
-        "it is in clear text: it was written before the keys, or by somebody who has none; look at the record",
-    )
+    why = "it is in clear text: it was written before the keys, or by somebody who has none; look at the record"
+    return RecordUnreadable("idempotency_cipher_required", f"reading {slot}", why)

@@ -11,7 +11,7 @@ from celery import Celery
 from celery_idempotent.engine.breaker import Breaker
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.integration.settings import Runtime, StoreHandle
-from celery_idempotent.protocol.record import Record, Status
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import CommittingStore, Store
 from celery_idempotent.stores.memory import MemoryStore
 
@@ -36,11 +36,9 @@ class StoreWrapper:
         """See :meth:`celery_idempotent.stores.Store.get`."""
         return self.store.get(key)
 
-    def scan(
-        self, *, status: Status | None = None, task: str | None = None, label: str | None = None
-    ) -> Iterator[Record]:
+    def scan(self, **wanted: Any) -> Iterator[Record]:
         """See :meth:`celery_idempotent.stores.Store.scan`."""
-        return self.store.scan(status=status, task=task, label=label)
+        return self.store.scan(**wanted)
 
     def delete(self, key: str, expected: str) -> bool:
         """See :meth:`celery_idempotent.stores.Store.delete`."""

@@ -69,6 +69,7 @@ TEXTS = {
     "invalid dsn": Meaning.MISCONFIGURED,
     "FATAL:  unsupported startup parameter: options": Meaning.MISCONFIGURED,
     "table records already exists": Meaning.ALREADY_THERE,
+    "tuple concurrently updated": Meaning.UNDONE,
     "Could not decode to UTF-8 column 'task' with text 'secret'": Meaning.UNREADABLE,
     # After these a write may have happened.
     "server closed the connection unexpectedly: the server terminated abnormally": Meaning.UNAVAILABLE,

@@ -65,11 +65,8 @@ class DjangoTransaction:
                 "transaction", "not at its own level", "end all of your own atomic() blocks first: return tx.done(...)"
             )
         if self.connection.needs_rollback:
-            raise PolicyError(
-                "transaction",
-                "after an error in it",
-                "put what may fail into an atomic() of its own, so that only that is undone",
-            )
+            remedy = "put what may fail into an atomic() of its own, so that only that is undone"
+            raise PolicyError("transaction", "after an error in it", remedy)
         return self._store.swap_on(self.connection, new, expected)
 
     def enqueue(self, message: OutboxMessage) -> None:
@@ -252,11 +249,8 @@ class DjangoStore(StatementStore[BaseDatabaseWrapper]):
         try:
             _outside_event_loops()
         except SynchronousOnlyOperation as error:
-            raise StoreMisconfigured(
-                repr(self),
-                operation,
-                "Django's connections cannot be used in async code; call the task by sync_to_async(task.delay)(...)",
-            ) from error
+            why = "Django's connections cannot be used in async code; call the task by sync_to_async(task.delay)(...)"
+            raise StoreMisconfigured(repr(self), operation, why) from error
 
     def _refuse_using(self, using: Any) -> None:
         if using is not None:

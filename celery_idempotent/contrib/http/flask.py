@@ -75,12 +75,9 @@ class _FlaskExchange:
         # Somebody, such as a check against CSRF, may have made a form of it.
         is_consumed = "form" in vars(request) and bool(request.form or request.files)
         if not body and rules.refuses and is_consumed:
-            raise PolicyError(
-                "request.form",
-                "read before the view",
-                "of its body nothing is left to tell two requests apart; call request.get_data() before, which keeps "
-                "it",
-            )
+            why = "of its body nothing is left to tell two requests apart"
+            remedy = f"{why}; call request.get_data() before, which keeps it"
+            raise PolicyError("request.form", "read before the view", remedy)
         return body
 
     def facts(self, **known: Any) -> RequestFacts:

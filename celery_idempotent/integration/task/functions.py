@@ -94,11 +94,8 @@ class _Caller:
         self._signature = CallSignature(signature.replace(parameters=own))
         policy = gate.declared
         if self._first and (policy is None or policy.key == WHOLE_CALL):
-            raise PolicyError(
-                "key",
-                "all arguments",
-                "a method's instance is no part of the key, and two may mean two effects; write Policy(key=...)",
-            )
+            remedy = "a method's instance is no part of the key, and two may mean two effects; write Policy(key=...)"
+            raise PolicyError("key", "all arguments", remedy)
         if policy is not None:
             check_policy(policy, self._signature.signature)
 

@@ -181,11 +181,8 @@ class Provisioning:
             table: Mapping[str, Any] = self.ask("DescribeTable", TableName=self.table)["Table"]
             found = next((x for x in table.get("GlobalSecondaryIndexes", ()) if x["IndexName"] == index.name), None)
             if found is not None and found["KeySchema"] != index.definition()["KeySchema"]:
-                raise StoreMisconfigured(
-                    self.store,
-                    "UpdateTable",
-                    f"the index {index.name!r} is not one of {index.attribute!r} alone; choose another name",
-                )
+                why = f"the index {index.name!r} is not one of {index.attribute!r} alone; choose another name"
+                raise StoreMisconfigured(self.store, "UpdateTable", why)
             if found is not None and found["IndexStatus"] == "ACTIVE":
                 return
             if found is None:

@@ -454,12 +454,8 @@ class DynamoDBStore:
         if not isinstance(given, BaseClient):
             return given()
         if os.getpid() != self._made_in:
-            raise StoreMisconfigured(
-                repr(self),
-                "connect",
-                "the DynamoDB client was made before this process was forked, and its connections are shared; "
-                "pass client=a function that makes a client",
-            )
+            why = "the DynamoDB client was made before this process was forked, and its connections are shared"
+            raise StoreMisconfigured(repr(self), "connect", f"{why}; pass client=a function that makes a client")
         return given
 
     def _learn_time(self, reply: Mapping[str, Any], asked_at: int) -> None:

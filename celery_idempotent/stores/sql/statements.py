@@ -152,12 +152,8 @@ class Statements:
             # else's write, and the swap came after it.
             if (stored.revision if stored else None) != expected:
                 return stored
-        raise StoreUnavailable(
-            self._store,
-            "swap",
-            f"{_STALE_ANSWERS} answers in a row showed a record that cannot have beaten the swap; "
-            "are reads sent to a replica?",
-        )
+        why = f"{_STALE_ANSWERS} answers in a row showed a record that cannot have beaten the swap"
+        raise StoreUnavailable(self._store, "swap", f"{why}; are reads sent to a replica?")
 
     def get(self, execute: Execute, key: str) -> Record | None:
         return self._found(execute(self._get, {"key": self._as_compared(key)}))
