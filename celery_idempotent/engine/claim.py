@@ -541,16 +541,11 @@ class Claim:
                 return Lost()
             asked_at, now = self._clock.monotonic(), self.store.now()
             settlement = self._write(transition, swap)
-            match settlement:
-                case Written():
-                    left = (self._record.lease_until - now) / 1000
-                    self._owned_until = min(asked_at + min(left, self.lease), self._until)
-                case Superseded(record) if record.owner == self._record.owner:
-                    self._settled = True  # our own completion, whose reply was lost
-                case Superseded() | Lost():
-                    self._lost = settlement
-                case unreachable:
-                    assert_never(unreachable)
+            if isinstance(settlement, Written):
+                left = (self._record.lease_until - now) / 1000
+                self._owned_until = min(asked_at + min(left, self.lease), self._until)
+            elif self._lost is None:
+                self._settled = True  # our own completion, whose reply was lost
             return settlement
 
     def _give_back(self, transition: _Transition) -> WriteResult:
@@ -590,7 +585,10 @@ class Claim:
                     current, expected = record, record.revision
                 case Vanished():
                     expected = None
+                case Superseded(record) if record.owner == current.owner:
+                    return settlement
                 case Superseded() | Lost():
+                    self._lost = settlement
                     return settlement
                 case unreachable:
                     assert_never(unreachable)

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 
 from celery_idempotent.engine.claim import Claim, claim, effect_key, new_nonce
 from celery_idempotent.engine.delivery import Outcome
 from celery_idempotent.errors import LeaseLost, StoreUnavailable
-from celery_idempotent.protocol.codec import Encoded
+from celery_idempotent.protocol.codec import Encoded, Kept
 from celery_idempotent.protocol.operation import Lost, Run, Superseded, Wait, Written
 from celery_idempotent.protocol.record import Record, Status
 from celery_idempotent.protocol.steps import Finished
@@ -335,6 +336,19 @@ def test_zombie_that_knows_of_its_loss_gives_nothing_back(scene: Scene, end: Any
     scene.store.delete("k", scene.record.revision)
     assert (end(stale), scene.status) == (Lost(), None)
     assert (successor.complete(TWO), scene.record.result) == (Written(), TWO.data)
+
+
+@pytest.mark.parametrize("hears", [False, True])
+def test_zombie_whose_transaction_came_too_late_gives_nothing_back(scene: Scene, hears: bool) -> None:
+    """The transaction tells it of its loss, or does not answer, and what it asks then does."""
+    stale = claimed(scene)
+    taken_over(scene)
+    transaction: Any = Mock(**{"commit.side_effect": StoreUnavailable("Store", "commit", "no answer")})
+    transaction.swap = lambda new, expected: scene.record if hears else new
+    with pytest.raises(LeaseLost):
+        stale.commit_in(transaction, Kept(ONE, 1, None))
+    scene.store.delete("k", scene.record.revision)
+    assert (stale.release(), scene.status) == (Lost(), None)
 
 
 @pytest.mark.parametrize(
