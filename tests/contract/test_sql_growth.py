@@ -113,7 +113,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_list_reads_its_index(
     large: tuple[Database, str], wanted: dict[str, Any], found: int, index: str | None
 ) -> None:
-    """Few are sent, and where an index tells, few are looked at; the store says which these are, as the plan shows."""
+    """Few are sent, at once, and where an index tells, few are looked at; the store says which, as the plan shows."""
     database, table = large
     if database.dialect == "sqlite" and "label_prefix" in wanted:
         index = None  # whose LIKE knows no case
@@ -123,7 +123,7 @@ def test_list_reads_its_index(
         store = SQLStore(engine, table=table)
         assert len(list(store.scan(**wanted))) == found
         assert store.reads_all(**wanted) is (index is None)
-        sql, told = next(each for each in statements if each[0].startswith("SELECT") and "LIMIT" in each[0])
+        ((sql, told),) = (each for each in statements if each[0].startswith("SELECT") and "LIMIT" in each[0])
         with engine.connect() as connection:
             rows = connection.exec_driver_sql(f"{_EXPLAIN[database.dialect]} {sql}", told).all()
     plan = re.sub(r"possible_keys[^]]*", "", json.dumps([list(each) for each in rows]))

@@ -165,11 +165,13 @@ class Statements:
         """
         page, oldest, read, found = sa.select(self._table).where(*self._conditions(wanted)), wanted.get("oldest"), 0, 0
         rest = page.order_by(self._table.c.updated_at, self._key) if oldest else page.order_by(self._key)
-        while rows := self._page(execute, rest.limit(oldest or _PAGE)):
+        limit = oldest or _PAGE
+        while True:
+            rows = self._page(execute, rest.limit(limit))
             for record in readable(rows, partial(self._whole, execute, page), _key_of):
                 found += 1
                 yield record
-            if oldest and found >= oldest:
+            if len(rows) < limit or (oldest and found >= oldest):
                 return
             read += len(rows)
             rest = rest.offset(read) if oldest else page.order_by(self._key).where(self._key > _comparable(rows[-1]))
