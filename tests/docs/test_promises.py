@@ -372,7 +372,6 @@ CHARGE: list[tuple[Act, ...]] = [
 WINDOW: list[tuple[Act, ...]] = [
     (dies(when, hours_later=hours),) for hours in (23, 24) for when in ("before call", "after call")
 ]
-LOST_THRICE = ["after commit", "after commit", "before commit"]
 COMMIT: list[tuple[Act, ...]] = [
     (dies("after claim"), dies("before commit")),
     (dies("after commit", "commit"), *arrives("commit", "before claim")),

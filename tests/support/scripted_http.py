@@ -55,14 +55,11 @@ SILENCE = b"silence"
 
 @dataclass
 class ScriptedServer:
-    """Gives each request the next answer; when there is none left, a success.
+    """Gives each request the next answer; when there is none left, a success."""
 
-    Args:
-        script: The answers; after one with ``connection: close`` in small letters the connection is closed.
-        tls: For a server that speaks TLS; with it, ``CONNECT`` is answered as a proxy does, by this server itself.
-    """
-
+    #: The answers; after one with ``connection: close`` in small letters the connection is closed.
     script: list[bytes] = field(default_factory=list)
+    #: For a server that speaks TLS; with it, ``CONNECT`` is answered as a proxy does, by this server itself.
     tls: ssl.SSLContext | None = None
     asked: list[Asked] = field(default_factory=list)
     #: The targets that a proxy was asked to connect to.

@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent import Policy
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import FakeClock
+from tests.support.deliveries import Shop
 from tests.support.scene import Scene
 
 _REFUSED = (
@@ -60,3 +64,18 @@ def refusals() -> Iterator[list[str]]:
 def scene() -> Scene:
     """Deliveries over a store in which nothing goes wrong yet."""
     return Scene()
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop(Policy("order_id"))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> MemoryStore:
+    return MemoryStore(clock.now)

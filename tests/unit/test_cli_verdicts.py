@@ -78,13 +78,6 @@ def test_record_is_shown_before_a_verdict_is_asked_for(
     assert (result.exit_code, store.get("k")) == (1, record)
 
 
-def test_verdict_counts_for_the_record_shown(app: Celery, store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a delivery did while the person thought is not overruled."""
-    think(monkeypatch, store, keep(app, "k"))
-    assert "somebody else changed the record meanwhile" in run(app, "resolve", "k", "--rerun").output
-    assert statuses(store) == {"k": "UNKNOWN"}
-
-
 @pytest.mark.parametrize(
     ("verdict", "of", "becomes"),
     [

@@ -27,16 +27,6 @@ YEAR = 365 * 86_400_000
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def store(clock: FakeClock) -> MemoryStore:
-    return MemoryStore(clock.now)
-
-
-@pytest.fixture
 def app(store: MemoryStore) -> Celery:
     app = an_app(idempotency_store=store, idempotency_grace=5)
 

@@ -75,11 +75,6 @@ def meters() -> Iterator[Meters]:
     otel.uninstrument()
 
 
-@pytest.fixture
-def shop() -> Shop:
-    return Shop(Policy("order_id"))
-
-
 def test_events_are_counted_by_event_task_and_queue_and_by_nothing_that_grows(shop: Shop, meters: Meters) -> None:
     """Neither a key nor a task id: a metric with those is as large as the table of records."""
     for order_id in ("o-1", "o-1", "o-2"):

@@ -15,7 +15,6 @@ from celery.worker.request import create_request_cls
 from celery.worker.state import task_accepted
 from kombu.asynchronous import Hub
 
-from celery_idempotent import Policy
 from celery_idempotent.engine import claim as claims
 from celery_idempotent.engine.claim import claim, end_lease
 from celery_idempotent.engine.delivery import Conflict, Outcome
@@ -93,11 +92,6 @@ def test_completion_under_way_when_its_process_died_counts(scene: Scene) -> None
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in ((claims, "_LAST_WRITE", 0.01), (recovery, "_LOOK", 0.01), (recovery, "_PATIENCE", 1)):
         monkeypatch.setattr(module, name, seconds)
-
-
-@pytest.fixture
-def shop() -> Shop:
-    return Shop(Policy("order_id"))
 
 
 class Worker:

@@ -19,11 +19,6 @@ from tests.support.scene import raising
 REFUSE = Policy("order_id", on_takeover="refuse")
 
 
-@pytest.fixture
-def shop() -> Shop:
-    return Shop(Policy("order_id"))
-
-
 def test_duplicates_of_any_origin_get_the_first_result() -> None:
     """A redelivery, a second publish, and a call of another task of its scope are all answered by the first run."""
     shop = Shop(Policy(scope="billing"))

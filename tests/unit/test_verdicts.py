@@ -25,16 +25,6 @@ RERUN: dict[str, Any] = {"action": Action.RERUN}
 YEAR = 365 * 86_400_000
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def store(clock: FakeClock) -> MemoryStore:
-    return MemoryStore(clock.now)
-
-
 def _stored(store: MemoryStore, **changes: Any) -> Record:
     given = {"fencing_token": store.now(), "lease_until": 0, "status": Status.UNKNOWN, **changes}
     record = replace(a_record(), **given)
