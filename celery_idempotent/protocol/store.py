@@ -55,7 +55,7 @@ class Wanted(TypedDict, total=False):
     name: str | None
     #: Written before that time, in milliseconds on the store's clock.
     before: int | None
-    #: So many are enough, if no other was written before them.
+    #: So many of all that is wanted are enough, if none of it was written before them.
     oldest: int | None
 
 

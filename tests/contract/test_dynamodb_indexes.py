@@ -66,6 +66,8 @@ def test_lists_ask_for_no_others(store: DynamoDBStore) -> None:
         assert _keys(store, status=Status.IN_PROGRESS) == {plain.key, found.key, other.key}
         assert _keys(store, task="mail") == {found.key}
     assert set(requests) == {"Scan"}
+    asked: Any = ({"status": UNKNOWN}, {"label": "acme/7"}, {}, {"status": Status.IN_PROGRESS}, {"task": "mail"})
+    assert [store.reads_all(**each) for each in asked] == [False, False, True, True, True]
 
 
 def test_nothing_but_doubt_is_marked_until_its_verdict(url: str, store: DynamoDBStore) -> None:

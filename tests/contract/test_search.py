@@ -15,9 +15,10 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_record
 
 LABELS = ("acme/7", "acme/70", "acme", "ACME/7", "a_me/7", "acme%", "", "ÄCME", "a\0b", "a\x1bb", "a\\b", "shop")
+KEYS = ("shop:1:ab", "ab", "shop:AB", "shop:o-1", "o-1\\x00", "id-3", "shop", "b_", "%", ":", "a\\")
 ASKED = (
     *(Filter(label=each) for each in ("acme/7", "acme/*", "acme*", "a_*", "*", "Ä*", "a\0*", "a\x1b*", "a\\*", "%")),
-    *(Filter(key=each) for each in ("shop:1:ab", "ab", "shop:AB", "shop:o-1", "id-3", "shop", "b_", "%", ":", "a\\")),
+    *(Filter(key=each) for each in KEYS),
     Filter(worker="w1", older_than=5_000),
     *(Filter(status=each, older_than=1) for each in ("UNKNOWN", "COMPLETED", "FORGOTTEN")),
 )
@@ -40,7 +41,7 @@ def test_every_store_finds_the_same(store: Store) -> None:
     memory = MemoryStore(store.now)
 
     def keep(number: int, label: str, **changes: Any) -> Record:
-        key = f"o-{number}" if number % 2 else f"shop:1:{'abABb_%'[number // 2 :][:2]}{number}"
+        key = f"o-{number}\0" if number % 2 else f"shop:1:{'abABb_%'[number // 2 :][:2]}{number}"
         named = {"key": key, "task": "shop", "task_id": f"id-{number}", "worker": f"w{number % 2}", "label": label}
         record = a_record().but(updated_at=number * 1000, **named, **{"status": Status.UNKNOWN, **changes})
         memory.swap(record, None)

@@ -180,6 +180,25 @@ def test_index_of_a_table_in_use_keeps_no_writer_waiting(postgresql: Database) -
         assert asked(made) == [(True, False)]
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_index_that_is_finished_or_dropped_meanwhile_is_let_be(
+    postgresql: Database, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """By another that provisions in the same moment: of a question that it seems cut off to, once or for good."""
+    with postgresql.store() as store:
+        postgresql.do("CREATE SEQUENCE asked")
+        once = "AND nextval('asked') % 2 = 1" if is_there else ""
+        monkeypatch.setattr("celery_idempotent.stores.sql.store._CUT_OFF", text(f"SELECT 1 WHERE :name <> '' {once}"))
+        made = f"SELECT oid FROM pg_class WHERE relname = '{store.table.name}_label'"
+        with postgresql.administrator() as connection:
+            before = connection.execute(text(made)).scalar_one()
+            if not is_there:
+                postgresql.do(f"DROP INDEX {store.table.name}_label")
+            store.provision()
+            assert (connection.execute(text(made)).scalar_one() == before) is is_there
+        postgresql.do("DROP SEQUENCE asked")
+
+
 def _reflected(store: SQLStore) -> Any:
     with store._connected_by_sqlalchemy("test") as connection:
         found = inspect(connection)

@@ -20,6 +20,7 @@ from celery_idempotent.testing.contract import a_record
 from tests.support.commands import keep, run, told
 from tests.support.deliveries import an_app, deliver
 from tests.support.objects import pointed
+from tests.support.stores import Indexed
 
 HOUR = 3_600_000
 NOW = 1_800_000_000_000
@@ -100,18 +101,15 @@ def test_list_as_json_has_all_that_programs_ask_for(app: Celery) -> None:
     assert second == {**first, **known, "error": None, "verdict": None} | {each: second[each] for each in TIMES}
 
 
-def test_list_says_that_there_is_more(app: Celery) -> None:
+@pytest.mark.parametrize("kind", [MemoryStore, Indexed])
+def test_list_says_that_there_is_more(app: Celery, kind: type[MemoryStore]) -> None:
     """By a warning, so that a program's input stays JSON; what is listed is the oldest, wherever a store begins."""
+    app.conf.idempotency_store = kind()
     for age in (1, 3, 2):
         keep(app, key=f"of {age} h", updated_at=app.conf.idempotency_store.now() - age * HOUR)
 
     assert [each["key"] for each in told(app, "list", "--limit", "2")] == ["of 3 h", "of 2 h"]
     assert ["give --limit" in run(app, "list", "--json", "--limit", each).stderr for each in "23"] == [True, False]
-
-
-class _Indexed(MemoryStore):
-    def reads_all(self, **wanted: Any) -> bool:
-        return wanted.get("status") is None
 
 
 def test_reading_all_records_is_announced(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +121,7 @@ def test_reading_all_records_is_announced(app: Celery, monkeypatch: pytest.Monke
         return records
 
     monkeypatch.setattr(screen, "counted", counted)
-    app.conf.idempotency_store = _Indexed(lambda: NOW)
+    app.conf.idempotency_store = Indexed(lambda: NOW)
     record = keep(app, status=Status.UNKNOWN, label="acme/7")
     for arguments in (
         "list --label acme/7",

@@ -10,11 +10,12 @@ from celery_idempotent.engine.search import FORGOTTEN, Filter, find, look_up, su
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
+from tests.support.stores import Indexed
 
 
 @pytest.fixture
 def store() -> MemoryStore:
-    return MemoryStore(FakeClock(1000).now)
+    return Indexed(FakeClock(1000).now)
 
 
 def _stored(store: MemoryStore, **changes: Any) -> Record:
@@ -36,21 +37,23 @@ def _stored(store: MemoryStore, **changes: Any) -> Record:
         (Filter(label="*"), [0, 1, 2]),
         (Filter(label=""), []),  # a script whose variable is empty must not mean, and forget, everything else
         (Filter(worker="here"), [0]),
-        (Filter(older_than=900), [0]),
+        (Filter(older_than=900), [0, 3]),
         *((Filter(key=key), [0]) for key in ("mine:1:abcdef", "mine:1:a", "abc", "my task id", "mine:abcd")),
         (Filter(status=Status.UNKNOWN, task="mine", label="acme/1", worker="here", older_than=900), [0]),
     ],
 )
 def test_a_filter_finds_what_it_names_and_nothing_else(store: MemoryStore, wanted: Filter, fits: list[int]) -> None:
-    """Of records that differ in everything; a star stands for any rest, and a whole label is one."""
+    """Of records that differ in everything, or its oldest; a star stands for any rest, and a whole label is one."""
     mine = {"key": "mine:1:abcdef", "task_id": "my task id", "status": Status.UNKNOWN, "worker": "here"}
     records = [
         _stored(store, task="mine", label="acme/1", updated_at=99, **mine),
         _stored(store, label="shop/1", worker="there", updated_at=100),
         _stored(store, label="acme/10", status=Status.COMPLETED, expires_at=2, updated_at=100),
-        _stored(store, label="", status=Status.COMPLETED, expires_at=1, updated_at=100),
+        _stored(store, label="", status=Status.COMPLETED, expires_at=1, updated_at=98),
     ]
-    assert list(find(store, wanted)) == [records[each] for each in fits]
+    found = list(find(store, wanted))
+    assert sorted(records.index(each) for each in found) == fits
+    assert list(find(store, wanted, oldest=1))[:1] == found[:1]
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,9 @@ def test_search_asks_for_whatever_is_known(app: Celery, person: TestClient, stor
     store.scans = 0
     assert _listed(person.get("/records", params={"key": old.key}).text) == ["acme/1"]
     assert store.scans == 0
+    vars(store)["reads_all"] = lambda **wanted: wanted["status"] is None
+    for query, is_said in (({}, True), ({"status": "UNKNOWN"}, False), ({"key": old.key}, False)):
+        assert ("No index tells" in person.get("/records", params=query).text) is is_said
 
 
 @pytest.mark.parametrize("query", ["status=DONE", "older=x", "older=-1", "older=%D9%A1", "page=x", "page=2001"])
