@@ -1,6 +1,7 @@
 """The reliability table: one row per system and campaign, kept as JSON and shown on a terminal."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -77,7 +78,7 @@ def make_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[objec
     table = Table(title=title)
     given = list(rows)
     for number, column in enumerate(columns):
-        is_number = all(str(row[number] or 0)[0].isdigit() for row in given)
+        is_number = not any(re.search("[a-zA-Z]", str(row[number] or 0)) for row in given)
         table.add_column(column, overflow="fold", justify="right" if is_number else "left", no_wrap=is_number)
     for row in given:
         cells = ("" if cell is None else f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row)

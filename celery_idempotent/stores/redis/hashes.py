@@ -5,7 +5,7 @@ Few are found among many by pages of names: only those that may be meant are rea
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from heapq import nsmallest
 from importlib.resources import files
@@ -74,21 +74,26 @@ def record_of(key: str, stored: Mapping[bytes, bytes], *, store: str) -> Record:
     return Record.from_fields({**values, "key": key}, store=store, decode=decode)
 
 
-def pages(client: Client, prefix: bytes, wanted: Wanted) -> Iterator[Sequence[tuple[bytes, Any]]]:
+def pages(
+    client: Client, prefix: bytes, wanted: Wanted, given: Set[bytes] = frozenset()
+) -> Iterator[Sequence[tuple[bytes, Any]]]:
     """The names that begin so with their hashes, or the error that says why one is none.
 
-    What is certainly not wanted is left out, by the servers themselves, which look at some names at a time.
+    What is certainly not wanted is left out, by the servers themselves, which look at some names at a time. Behind the
+    oldest come the next, for a reader who could not use all of them; never what is ``given``.
     """
+    oldest = wanted.get("oldest")
     for found in _search(client, prefix, wanted):
-        names = [name for _, name in found]
-        yield list(zip(names, _read(client, names), strict=True))
+        names = [name for _, name in found if name not in given]
+        yield _read(client, names)
+        if oldest and len(found) == oldest:
+            yield from pages(client, prefix, {**wanted, "oldest": 2 * oldest}, given | {*names})
 
 
 def _search(client: Client, prefix: bytes, wanted: Wanted) -> Iterator[Sequence[tuple[int, bytes]]]:
     """When what may be wanted was written, and its name: page by page, or those that are enough at once."""
-    oldest, before = wanted.get("oldest"), wanted.get("before")
-    if oldest and before is None:
-        before = END_OF_NUMBERS
+    oldest = wanted.get("oldest")
+    before = wanted.get("before") or (END_OF_NUMBERS if oldest else None)
     first: list[tuple[int, bytes]] = []
     for server in primaries(client):
         cursor = b""
@@ -121,13 +126,13 @@ def _question(prefix: bytes, wanted: Wanted, before: int | None) -> Sequence[Any
     return (pattern, _PAGE, len(prefix), latest, *(each.encode(*ANY_TEXT) for each in texts))
 
 
-def _read(client: Client, names: Sequence[bytes]) -> Sequence[Any]:
+def _read(client: Client, names: Sequence[bytes]) -> Sequence[tuple[bytes, Any]]:
     with client.pipeline(transaction=False) as pipeline:
         for name in names:
             pipeline.hgetall(name)
         replies = cast(list[Any], pipeline.execute(raise_on_error=False))
     raised([each for each in replies if not (isinstance(each, ResponseError) and trouble_of(each) is OTHER_TYPE)])
-    return replies
+    return list(zip(names, replies, strict=True))
 
 
 def raised(replies: list[Any]) -> list[Any]:

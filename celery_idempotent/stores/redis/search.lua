@@ -10,7 +10,7 @@
 -- Returns the next cursor, and name, time, name, time. What the server cannot tell of is there, without a time.
 
 local latest, name, beginning = tonumber(ARGV[5]), ARGV[6], ARGV[7]
-local last = string.match(name, '[^:]*$')
+local last = string.match(name, '^.*:(.*)$') or name
 
 local fields, values = {'status'}, {}
 for i = 8, #ARGV, 2 do
@@ -26,6 +26,8 @@ end
 
 local known = {COMPLETED = true, FAILED = true, IN_PROGRESS = true, RELEASED = true, UNKNOWN = true}
 
+local function digits(text) return text and #text < 20 and string.match(text, '^%d+$') end
+
 local function begins(text, by) return string.sub(text, 1, #by) == by end
 
 local function is_named(key, label, task_id)
@@ -37,7 +39,7 @@ local function is_meant(key, held)
   for i = 2, exact do
     if (held[i] or '') ~= values[i] then return false end
   end
-  if time > exact and (tonumber(held[time]) or 0) >= latest then return false end
+  if time > exact and tonumber(held[time]) >= latest then return false end
   if name .. beginning == '' then return true end
   local label = held[time + 1] or ''
   return begins(label, 'encrypted:') or (begins(label, beginning) and (name == '' or is_named(key, label, held[time + 2])))
@@ -48,10 +50,10 @@ for _, each in ipairs(page[2]) do
   local held = #fields > 1 and redis.pcall('HMGET', each, unpack(fields)) or {}
   local is_none = held.err and (string.find(held.err, 'WRONGTYPE') or string.find(held.err, 'non local key'))
   if held.err and not is_none then return held end
-  local is_unclear = is_none or not known[held[1]]
+  local is_unclear = is_none or not known[held[1]] or (time > exact and not digits(held[time]))
   if is_unclear or is_meant(string.sub(each, ARGV[4] + 1), held) then
     found[#found + 1] = each
-    found[#found + 1] = not is_unclear and time > exact and tonumber(held[time]) and held[time] or ''
+    found[#found + 1] = not is_unclear and time > exact and held[time] or ''
   end
 end
 return {page[1], found}

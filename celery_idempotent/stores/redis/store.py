@@ -161,11 +161,12 @@ class RedisStore:
             key = text_of(name).removeprefix(self._prefix)
             return record_of(key, stored, store=self._name) if stored else None  # deleted since
 
-        found = self._ask("scan", lambda client: pages(client, self._redis_key(""), wanted))
-        while (page := self._ask("scan", lambda client: next(found, None))) is not None:
+        found, left = self._ask("scan", lambda client: pages(client, self._redis_key(""), wanted)), wanted.get("oldest")
+        while left != 0 and (page := self._ask("scan", lambda client: next(found, None))) is not None:
             for record in readable(page, read, lambda each: text_of(each[0])):
                 # It may have changed since it was found.
                 if all(each in (None, getattr(record, name)) for name, each in exact):
+                    left = left and left - 1
                     yield record
 
     def reads_all(self, **wanted: Unpack[Wanted]) -> bool:
