@@ -21,11 +21,6 @@ from tests.support.deliveries import Ended, Shop, an_app, deliver
 ORDER = Policy("order_id")
 
 
-@pytest.fixture
-def shop() -> Shop:
-    return Shop()
-
-
 async def charge(order_id: int) -> str:
     await asyncio.sleep(0)
     return f"charged {order_id}"

@@ -21,12 +21,6 @@ from celery_idempotent.integration.headers import KEY_HEADER
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.deliveries import Ended, Shop, deliver, settle
 
-
-@pytest.fixture
-def shop() -> Shop:
-    return Shop()
-
-
 context: list[str] = []
 
 

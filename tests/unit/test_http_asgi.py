@@ -76,11 +76,6 @@ class TestAsgi(Behaviour):
         return Client()
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 def starlette(endpoint: Callable[[Request], Awaitable[Response]], store: Any, **options: Any) -> Client:
     """A client of a Starlette application with one endpoint."""
     options = {"caller": "anybody", "store": store, **options}

@@ -38,11 +38,6 @@ RERUN, REFUSE = Policy(), Policy(on_takeover="refuse")
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def app(store: MemoryStore) -> Celery:
     """With a task of each kind."""
     app = an_app(idempotency_store=store)
