@@ -13,6 +13,7 @@ from celery_idempotent.integration.broker.recovery import RecoversLease, mark
 from celery_idempotent.integration.context import CONTENT_TYPE, whole_headers
 from celery_idempotent.integration.headers import KEY_HEADER
 from celery_idempotent.integration.messages.postpone import bounds
+from celery_idempotent.integration.versions import has_quorum_queues
 
 _APART, _CROWD = 0.03, 1.0
 """Seconds between the turns of equal messages that meet a running body, and after which more of them wait for it."""
@@ -44,7 +45,8 @@ class IdempotentRequestMixin(RecoversLease):
         # Not by its key, which a function of the author's may tell: what looks alike by mistake is late, and no more.
         explicit = (fields.get("headers") or fields).get(KEY_HEADER)
         self._crowd = hash((fields["hostname"], self.task.name, message.body, str(explicit)))
-        if self._is_crowded():
+        # Where Celery has a quorum queue, what waits in a worker keeps all others out of it.
+        if self._is_crowded() and not has_quorum_queues(self.task.app):
             wait = min(_take_turn(self._crowd), *(each / 1000 for each in bounds(self.task)["bounds"]))
             turn = datetime.fromtimestamp(time.time() + wait, UTC)
             self._eta: datetime = max(turn, self._eta or turn)
