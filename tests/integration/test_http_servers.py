@@ -101,8 +101,7 @@ def _killed(shop: Shop, key: str) -> httpx2.Response:
 
 
 @pytest.mark.parametrize(
-    "server",
-    ["starlette", "flask on threads", *(pytest.param(each, marks=pytest.mark.nightly) for each in BY_NIGHT)],
+    "server", ["starlette", "flask on threads", *(pytest.param(each, marks=pytest.mark.nightly) for each in BY_NIGHT)]
 )
 def test_one_charge_and_equal_answers(server: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Of eight equal requests at a time, and of one whose worker was killed after the charge."""

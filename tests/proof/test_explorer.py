@@ -62,10 +62,7 @@ def test_half_of_a_fenced_step_is_not_enough(program: Program) -> None:
 
 @pytest.mark.parametrize(
     ("forgotten", "effect", "rule"),
-    [
-        ({"fencing_token": 0}, Effect.BARE, "the fencing token shrank"),
-        ({"steps": {}}, Effect.REFUSED_STEP, REPEATED),
-    ],
+    [({"fencing_token": 0}, Effect.BARE, "the fencing token shrank"), ({"steps": {}}, Effect.REFUSED_STEP, REPEATED)],
 )
 def test_publisher_that_forgets_what_it_follows_is_seen(
     monkeypatch: pytest.MonkeyPatch, forgotten: dict[str, Any], effect: Effect, rule: str

@@ -309,8 +309,7 @@ def test_keeper_holds_nothing_where_it_need_not_or_cannot(
 
 
 @pytest.mark.parametrize(
-    ("setting", "with_idempotent_task", "without"),
-    [(True, True, False), ("all", True, True), (False, False, False)],
+    ("setting", "with_idempotent_task", "without"), [(True, True, False), ("all", True, True), (False, False, False)]
 )
 def test_keeper_is_there_where_messages_are_to_be_held(setting: Any, with_idempotent_task: bool, without: bool) -> None:
     """Without an idempotent task only ``"all"`` holds messages; another setting ends the worker without a traceback."""

@@ -24,12 +24,7 @@ from celery_idempotent.stores.failures import NO_RULE, Meaning, Rule, rule_of
 
 Client: TypeAlias = redis.Redis | RedisCluster
 
-DRIVER_ERRORS = (
-    exceptions.RedisError,
-    exceptions.RedisClusterException,
-    exceptions.ChildDeadlockedError,
-    OSError,
-)
+DRIVER_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, exceptions.ChildDeadlockedError, OSError)
 
 READ_ONLY = Rule(
     errors=(exceptions.ReadOnlyError,),

@@ -10,8 +10,4 @@ from tests.django.project.shop.views import checkout
 staff = admin.AdminSite(name="staff")
 staff.register(IdempotencyRecord, IdempotencyRecordAdmin)
 
-urlpatterns = [
-    path("admin/", admin.site.urls),
-    path("staff/", staff.urls),
-    path("checkout/<str:order_id>/", checkout),
-]
+urlpatterns = [path("admin/", admin.site.urls), path("staff/", staff.urls), path("checkout/<str:order_id>/", checkout)]
