@@ -56,14 +56,6 @@ def dynamodb_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[EmbeddedRedis]:
-    """One Redis whose acknowledged writes are on disk."""
-    _require(EmbeddedRedis)
-    with EmbeddedRedis() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def rabbitmq_server(testrun_uid: str) -> Iterator[EmbeddedRabbitMQ]:
     """One RabbitMQ for all processes of the run, in which each test has a virtual host of its own.
 
@@ -87,28 +79,20 @@ def rabbitmq_server(testrun_uid: str) -> Iterator[EmbeddedRabbitMQ]:
             Path(users.name).unlink()
 
 
-@pytest.fixture(scope="session")
-def redis_cluster() -> Iterator[EmbeddedRedisCluster]:
-    """A Redis Cluster of three masters."""
-    _require(EmbeddedRedis)
-    with EmbeddedRedisCluster() as cluster:
-        yield cluster
+def _of_the_session(kind: Callable[[], Any], program: type[embedded.Server]) -> Any:
+    @pytest.fixture(scope="session")
+    def server() -> Iterator[Any]:
+        _require(program)
+        with kind() as server:
+            yield server
+
+    return server
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL server."""
-    _require(EmbeddedPostgres)
-    with EmbeddedPostgres() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def mariadb() -> Iterator[EmbeddedMariaDB]:
-    """A MariaDB server."""
-    _require(EmbeddedMariaDB)
-    with EmbeddedMariaDB() as server:
-        yield server
+redis_server = _of_the_session(EmbeddedRedis, EmbeddedRedis)
+redis_cluster = _of_the_session(EmbeddedRedisCluster, EmbeddedRedis)
+postgres = _of_the_session(EmbeddedPostgres, EmbeddedPostgres)
+mariadb = _of_the_session(EmbeddedMariaDB, EmbeddedMariaDB)
 
 
 def _require(server: type[embedded.Server]) -> None:
