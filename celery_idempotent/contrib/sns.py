@@ -185,12 +185,9 @@ class Route:
             return f"{self.queue_name}:{given}"
         if notification.message_id:
             return notification.message_id
-        raise PolicyError(
-            "key",
-            str(By.MESSAGE),
-            "with raw delivery SNS does not tell its id of a message; name a part of the message, such as "
-            "key='message.id', or switch raw delivery off",
-        )
+        why = "with raw delivery SNS does not tell its id of a message"
+        remedy = f"{why}; name a part of the message, such as key='message.id', or switch raw delivery off"
+        raise PolicyError("key", str(By.MESSAGE), remedy)
 
 
 class NotRouted(Exception):

@@ -273,9 +273,8 @@ class RedisStore:
             reply, acknowledged = raised(pipeline.execute(raise_on_error=False))
         _, written, *_ = reply
         if written and acknowledged < self._wait_replicas:
-            raise _TooFewReplicas(
-                f"{acknowledged} of {self._wait_replicas} replicas have the record after {self._wait_timeout:g} s"
-            )
+            have = f"{acknowledged} of {self._wait_replicas} replicas have the record"
+            raise _TooFewReplicas(f"{have} after {self._wait_timeout:g} s")
         return reply
 
     def _ask(self, operation: str, call: Callable[[Client], _T]) -> _T:
