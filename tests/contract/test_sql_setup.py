@@ -171,7 +171,7 @@ def test_index_of_a_table_in_use_keeps_no_writer_waiting(postgresql: Database) -
             other.execute(text("BEGIN"))
             other.execute(text(f"UPDATE {table} SET worker = 'another'"))
             provisioned = threads.submit(store.provision)
-            making = f"FROM pg_stat_activity WHERE query LIKE '%INDEX CONCURRENTLY {table}_label%'"
+            making = f"FROM pg_stat_activity WHERE query LIKE '%INDEX CONCURRENTLY%{table}_label%'"
             wait_until(lambda: asked(f"SELECT pid {making} AND wait_event_type = 'Lock'"), "no index is being made")
             assert store.swap(record := a_record(), None) == record
             other.execute(text("COMMIT"))

@@ -263,7 +263,11 @@ def test_retries_of_a_body_are_no_crowd(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(requests, "bounds", lambda task: {"bounds": (500,)})
     crowd.meet(40, InFlight("k", 1, "w"))
     assert crowd.receive().eta.timestamp() == crowd.now + 0.5
-    monkeypatch.setattr(requests, "has_quorum_queues", lambda app: True)  # of which a worker takes but a few at a time
+    crowd.shop.app.conf.worker_eta_task_limit = 100  # those that wait would keep others out
+    assert crowd.receive().eta is None
+    crowd.shop.app.conf.worker_eta_task_limit = None
+    assert crowd.receive().eta
+    monkeypatch.setattr(requests, "has_quorum_queues", lambda app: True)
     assert crowd.receive().eta is None
 
 

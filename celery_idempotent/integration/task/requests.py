@@ -4,6 +4,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from celery import Celery
 from celery.worker.request import Request
 from kombu.utils.functional import LRUCache
 
@@ -30,6 +31,11 @@ def _take_turn(crowd: int) -> float:
     return turn - now
 
 
+def _has_few_places(app: Celery) -> bool:
+    """Whether what waits in a worker of ``app`` keeps all others out of it."""
+    return has_quorum_queues(app) or bool(app.conf.get("worker_eta_task_limit"))
+
+
 class IdempotentRequestMixin(RecoversLease):
     """Tells a pool process all headers and the content type of its message, which may wait until a crowd has passed."""
 
@@ -45,8 +51,7 @@ class IdempotentRequestMixin(RecoversLease):
         # Not by its key, which a function of the author's may tell: what looks alike by mistake is late, and no more.
         explicit = (fields.get("headers") or fields).get(KEY_HEADER)
         self._crowd = hash((fields["hostname"], self.task.name, message.body, str(explicit)))
-        # Where Celery has a quorum queue, what waits in a worker keeps all others out of it.
-        if self._is_crowded() and not has_quorum_queues(self.task.app):
+        if self._is_crowded() and not _has_few_places(self.task.app):
             wait = min(_take_turn(self._crowd), *(each / 1000 for each in bounds(self.task)["bounds"]))
             turn = datetime.fromtimestamp(time.time() + wait, UTC)
             self._eta: datetime = max(turn, self._eta or turn)
