@@ -113,7 +113,8 @@ class Kind:
             return
         app = Celery("strikes", broker="memory://", backend="cache+memory://", set_as_current=False)
         app.conf.update(idempotency_store=self.store, task_acks_late=True, task_reject_on_worker_lost=True)
-        task: Any = app.task(base=IdempotentTask, name="charge", idempotent=Policy("order", **policy))(charge)
+        options: Any = {"base": IdempotentTask, "idempotent": Policy("order", **policy), "shared": False}
+        task: Any = app.task(name="charge", **options)(charge)
         self._key, self.call = task.idempotency_key_for, lambda order: task.apply((order,)).get(propagate=True)
 
     def charge(self, order: str) -> str:
