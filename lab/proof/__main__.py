@@ -31,7 +31,7 @@ from lab.proof import (
 )
 from lab.proof.explorer import Violation, explore
 from lab.proof.flaws import STORE_FLAWS
-from lab.proof.mutants import MUTANTS, judge
+from lab.proof.mutants import MUTANTS, judge_by_number
 from lab.proof.programs import NOT_ENOUGH, PROGRAMS, Program
 from lab.proof.table import CONTROL, FOLDER, OURS, PLAIN, Row, keep, make_table, summarize
 from lab.proof.targets import ALL, TARGETS, start, why_not
@@ -166,7 +166,7 @@ def explore_programs(quick: bool) -> None:
 @main.command("mutants")
 def judge_mutants() -> None:
     """Broken variants of the production code; each must be noticed."""
-    verdicts = list(_in_processes(_judge_mutant, "judging mutants", range(len(MUTANTS))))
+    verdicts = list(_in_processes(judge_by_number, "judging mutants", range(len(MUTANTS))))
     _print("Mutants of the production code, and by whom each is noticed", verdicts, "name", "seen in", "by", "evidence")
     _keep("mutants", mutants=verdicts)
     _unless((each["name"] for each in verdicts if not each["by"]), "nobody noticed")
@@ -378,13 +378,6 @@ def _way_to_two(program: Program) -> str:
     except Violation as violation:
         return str(violation)
     raise click.ClickException(f"{program.name}: no way to a second effect was found, so the explorer is blind")
-
-
-def _judge_mutant(number: int) -> dict[str, str]:
-    # By number and as words: what a mutant replaces cannot be sent to another process.
-    mutant = MUTANTS[number]
-    by, evidence = judge(mutant)
-    return {"name": mutant.name, "seen in": mutant.seen_in, "by": by, "evidence": evidence}
 
 
 if __name__ == "__main__":

@@ -255,6 +255,13 @@ def judge(mutant: Mutant) -> tuple[str, str]:
     return "", ""
 
 
+def judge_by_number(number: int) -> dict[str, str]:
+    """The same in words: what a mutant replaces cannot be sent to another process."""
+    mutant = MUTANTS[number]
+    by, evidence = judge(mutant)
+    return {"name": mutant.name, "seen in": mutant.seen_in, "by": by, "evidence": evidence}
+
+
 class _MemoryContract(StoreContract):
     shared_by_processes = False
 
