@@ -124,8 +124,8 @@ oldest: $(INSTALLED)
 	@# The other targets run on the newest Celery; this one on the oldest, and on the same Python.
 	$(BIN)/tox run -e celery54
 
-prove: $(SYSTEM)  ## attack code and stores: kills, faults, fail-overs, mutants, peers
-	$(BIN)/python -m lab.proof all
+prove: $(SYSTEM)  ## attack code and stores in ten minutes: kills, faults, fail-overs, mutants; LONG=1: in hours, peers too
+	$(BIN)/python -m lab.proof all $(if $(LONG),,--quick)
 
 tracers: $(INSTALLED)  ## older tracers beside the library, whose newest run in make test
 	for each in $(OLDER_TRACERS); do \
