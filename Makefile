@@ -124,7 +124,7 @@ oldest: $(INSTALLED)
 	@# The other targets run on the newest Celery; this one on the oldest, and on the same Python.
 	$(BIN)/tox run -e celery54
 
-prove: $(SYSTEM)  ## attack code and stores in ten minutes: kills, faults, fail-overs, mutants; LONG=1: in hours, peers too
+prove: $(SYSTEM)  ## attack code and stores: kills, faults, fail-overs; LONG=1: for hours
 	$(BIN)/python -m lab.proof all $(if $(LONG),,--quick)
 
 tracers: $(INSTALLED)  ## older tracers beside the library, whose newest run in make test
