@@ -558,8 +558,6 @@ class Claim:
         with self._writing:
             lost = None if is_outcome else self._lost
             settlement = lost or self._write(transition, swap)
-            if not isinstance(settlement, Written):
-                self._lost = settlement
             self._settled = True
             return settlement
 
