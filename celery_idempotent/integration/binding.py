@@ -16,7 +16,7 @@ from celery_idempotent.errors import IdempotencyWarning, PolicyError, SafeToRetr
 from celery_idempotent.integration.settings import SETTINGS, OptionUnknown, cipher_of, refuse_control_flow, runtime_of
 from celery_idempotent.integration.versions import comes_back_from_lost_worker
 from celery_idempotent.protocol.keys import Conversion
-from celery_idempotent.protocol.policy import Policy
+from celery_idempotent.protocol.policy import Mode, Policy
 
 
 def is_builtin(cls: type[Task]) -> bool:
@@ -30,17 +30,23 @@ def idempotent_tasks(app: Celery) -> list[Any]:
 
 
 def is_idempotent(task: Any) -> bool:
-    return hasattr(task, "idempotency_policy") and not is_builtin(type(task))
+    cls = type(task)
+    return hasattr(cls, "idempotency_policy") and not is_builtin(cls)  # asking the task would work out its policy
 
 
-def is_protected(task: Any) -> bool:
-    """Whether the task is one of this library's that is not switched off."""
-    return is_idempotent(task) and task.idempotency_policy.mode != "off"
+def mode_of(task: Any) -> Mode:
+    """The mode of the task's policy; that of a task which is not this library's is ``off``."""
+    return task.idempotency_policy.mode if is_idempotent(task) else "off"
 
 
 def is_enforced(task: Any) -> bool:
     """Whether duplicates of the task are suppressed; under ``mode="observe"`` they are only reported."""
-    return is_idempotent(task) and task.idempotency_policy.mode == "enforce"
+    return mode_of(task) == "enforce"
+
+
+def is_protected(task: Any) -> bool:
+    """Whether the task is one of this library's that is not switched off."""
+    return mode_of(task) != "off"
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from celery.signals import task_received
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.integration.binding import idempotent_tasks, is_enforced, is_protected
+from celery_idempotent.integration.binding import idempotent_tasks, mode_of
 from celery_idempotent.integration.broker.extenders import Extender, Missing, Refused, extender_of, require
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import say
@@ -118,7 +118,8 @@ class HeldMessages:
 
     def receive(self, request: Any, **_: Any) -> None:
         """Hold the message of ``request`` from now on, which Celery has just made."""
-        if self._is_impossible or not (self._everything or is_protected(request.task)):
+        mode = mode_of(request.task)
+        if self._is_impossible or (mode == "off" and not self._everything):
             return
         now = self._clock()
         try:
@@ -127,8 +128,7 @@ class HeldMessages:
             self._is_impossible = True
             _tell_of(missing)
         else:
-            policy = request.task.idempotency_policy if is_enforced(request.task) else None
-            deadline = policy.deadline_ms / 1000 if policy is not None else inf
+            deadline = request.task.idempotency_policy.deadline_ms / 1000 if mode == "enforce" else inf
             self.messages[tag] = HeldMessage(tag, queue, now, now, ref(request), deadline)
 
     def run(self) -> None:
