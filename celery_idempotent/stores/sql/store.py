@@ -212,10 +212,13 @@ class SQLStore(StatementStore[AnyConnection]):
         for table in (self.table, self.outbox):
             with self.explaining("provision"):
                 if not inspect(connection).has_table(table.name, table.schema):
-                    _create(connection, *creation(table))
-                if lacking := [each for each in indexes_of(table) if _is_lacking(connection, each)]:
+                    _apply(connection, *creation(table))
+                indexes = indexes_of(table)
+                cut_off = [DropIndex(each, if_exists=True) for each in indexes if _is_cut_off(connection, each)]
+                _apply(connection, *cut_off, is_used=True)
+                if lacking := [each for each in indexes if not _is_there(connection, each)]:
                     with nullcontext(connection) if self._is_bound else self._patient(_TO_INDEX) as patient:
-                        _create(patient, *map(CreateIndex, lacking), is_used=True)
+                        _apply(patient, *map(CreateIndex, lacking), is_used=True)
 
     @property
     def _is_bound(self) -> bool:
@@ -364,20 +367,23 @@ def _give_back(connection: Connection) -> None:
         connection.close()
 
 
-def _is_lacking(connection: Connection, index: Index) -> bool:
-    """Whether it is not there; on PostgreSQL, one whose making was cut off is dropped."""
+def _is_cut_off(connection: Connection, index: Index) -> bool:
+    """Whether its making ended before it was done, which leaves an index of PostgreSQL that serves nobody."""
+    if connection.dialect.name != "postgresql":
+        return False
+    drop = DropIndex(index)
+    name = str(drop.compile(dialect=connection.dialect)).strip().removeprefix("DROP INDEX ")
+    # Asked twice: one that is finished in the moment of the question seems cut off.
+    return all(connection.execute(_CUT_OFF, {"name": name}).all() for _ in range(2))
+
+
+def _is_there(connection: Connection, index: Index) -> bool:
     table: Any = index.table
-    if connection.dialect.name == "postgresql":
-        drop = DropIndex(index, if_exists=True)
-        name = str(drop.compile(dialect=connection.dialect)).strip().removeprefix("DROP INDEX IF EXISTS ")
-        # Asked twice: one that is finished in the moment of the question seems cut off.
-        if all(connection.execute(_CUT_OFF, {"name": name}).all() for _ in range(2)):
-            _create(connection, drop, is_used=True)
-    return not inspect(connection).has_index(table.name, str(index.name), table.schema)
+    return inspect(connection).has_index(table.name, str(index.name), table.schema)
 
 
-def _create(connection: Connection, *elements: DDLElement, is_used: bool = False) -> None:
-    """Execute each; an index of a table that is used is made beside those who write."""
+def _apply(connection: Connection, *elements: DDLElement, is_used: bool = False) -> None:
+    """Execute each; an index of a table that is used is made and dropped beside those who write."""
     for each in elements:
         ddl = str(each.compile(dialect=connection.dialect))
         if is_used and connection.dialect.name == "postgresql":  # MySQL does so by itself, and SQLite never
