@@ -162,15 +162,17 @@ def _about(row: IdempotencyRecord) -> dict[str, Any]:
     record = project.revealed(row.record)
     policy = project.policy_of(record)
     return {
+        **{
+            name: one_line(getattr(record, name) or "")
+            for name in ("key", "label", "task", "task_id", "worker", "error")
+        },
         "record": row,
-        "label": one_line(record.label),
-        "error": one_line(record.error or ""),
         "policy": policy,
         "created": display.utc(row.created_at),
         "updated": display.utc(row.updated_at),
         "updated_short": _moment(row.updated_at),
         "short_key": _short_key(row),
-        "steps": [(name, display.step_state(plain)) for name, plain in record.steps.items()],
+        "steps": [(one_line(name), display.step_state(plain)) for name, plain in record.steps.items()],
         "retained": display.duration(policy.retain_ms),
     }
 
@@ -458,7 +460,7 @@ class IdempotencyRecordAdmin(_Admin):
             "title": kind.heading,
             "kind": kind,
             "fitting": [_about(each) for each in fitting],
-            "others": [{"key": each.key, "state": _state(each)} for each in rows if each not in fitting],
+            "others": [f"{each}: {_state(each)}" for each in rows if each not in fitting],
             "now": display.utc(project.store_of_admin().now()),
             "form": form or kind.form(),
             "action": self._url(f"{kind.name}_many"),
