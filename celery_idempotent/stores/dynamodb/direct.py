@@ -29,7 +29,6 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials, ReadOnlyCredentials
 from botocore.exceptions import ChecksumError, HTTPClientError
-from botocore.hooks import first_non_none_response
 from botocore.parsers import ResponseParserError
 from urllib3.util.connection import is_connection_dropped
 
@@ -117,8 +116,6 @@ class RequestTemplate:
     credentials: ReadOnlyCredentials = field(repr=False)
     lasting: Mapping[str, str] = field(repr=False)
     signature: Signature
-    #: Whether somebody hooks ``before-send``: to answer in the server's place, as moto does, or to see every request.
-    is_hooked: bool
 
     def headers(self, body: bytes) -> dict[str, str]:
         """The headers of a request that leaves now."""
@@ -138,9 +135,8 @@ def template_of(client: Any, parameters: Mapping[str, Any], credentials: ReadOnl
         raise Unfit("adaptive retries learn from every answer")
     request = _request_of(client, parameters)
     headers = {name: value.decode() if isinstance(value, bytes) else value for name, value in request.headers.items()}
-    is_hooked = bool(
-        client.meta.events.emit("before-send.dynamodb.PutItem", request=prepared(request.url, headers, request.body))
-    )
+    if client.meta.events.emit("before-send.dynamodb.PutItem", request=request.prepare()):
+        raise Unfit("a hook answers in the server's place, as moto does, or sees all requests")
     authorization = headers.get("Authorization", "")
     if credentials is None or not authorization.startswith(_SCHEME) or headers.get("Content-Type") != _CONTENT:
         raise Unfit("the client does not sign JSON by Signature Version 4")
@@ -155,12 +151,7 @@ def template_of(client: Any, parameters: Mapping[str, Any], credentials: ReadOnl
         region,
         service,
     )
-    return RequestTemplate(request.url, credentials, {**lasting, **signature.token}, signature, is_hooked)
-
-
-def prepared(url: str, headers: Mapping[str, str], body: bytes) -> Any:
-    """A request as hooks know it: with bytes for the values of headers."""
-    return AWSRequest("POST", url, {name: value.encode() for name, value in headers.items()}, body).prepare()
+    return RequestTemplate(request.url, credentials, {**lasting, **signature.token}, signature)
 
 
 def _request_of(client: Any, parameters: Mapping[str, Any]) -> Any:
@@ -183,7 +174,6 @@ def _stop(request: Any, operation_name: str, **_: Any) -> None:
     raise _Created(request)
 
 
-_BEFORE_SEND = "before-send.dynamodb.PutItem"
 _LOST = "ConditionalCheckFailedException"
 
 _PLAIN = re.compile(r"/[A-Za-z0-9/._~-]*")
@@ -213,24 +203,10 @@ class DirectPath:
         """The reply, as far as the store looks at it; None: the client must ask. ``Unfit``: it must for all writes."""
         template, wire = self._way()
         body = _ENCODER.encode(parameters).encode()
-        headers, answer = template.headers(body), None
-        if template.is_hooked:
-            headers, answer = self._show(template.url, headers, body)
         try:
-            return _read(answer or wire.exchange(headers, body))
+            return _read(wire.exchange(template.headers(body), body))
         except (HTTPClientError, HTTPException, OSError):
             return None
-
-    def _show(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[dict[str, str], HttpReply | None]:
-        """The headers as hooks of ``before-send`` leave them, and the answer, if one of them has it."""
-        request = prepared(url, headers, body)
-        answer = first_non_none_response(self._client.meta.events.emit(_BEFORE_SEND, request=request))
-        left = {
-            name: value.decode() if isinstance(value, bytes) else value
-            for name, value in request.headers.items()
-            if name != "Content-Length"
-        }
-        return left, HttpReply(answer.status_code, answer.headers, answer.content) if answer is not None else None
 
     def _way(self) -> "tuple[RequestTemplate, Wire]":
         credentials = self._credentials.get_frozen_credentials() if self._credentials else None
