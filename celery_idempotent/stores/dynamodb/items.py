@@ -1,13 +1,16 @@
 """A record as an item of DynamoDB, and back; a user's writes beside it, checked; and what DynamoDB's errors mean."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 from botocore.parsers import ResponseParserError
 
 from celery_idempotent.errors import StoreUnavailable
+from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.store import RecordTooLarge, WriteFailed
 from celery_idempotent.stores.failures import Meaning, Rule, failure, rule_of
 
@@ -56,30 +59,12 @@ def explained(error: Exception, store: str, operation: str, *, key: str) -> Stor
     return failure(rule_of(_RULES, error, code, text), store, operation, text, key=key, action=action)
 
 
+_OTHER_NAMES = {"lease_until": "lockExpiry", "result": "resultData", "schema": "v"}
+
 ATTRIBUTES: Mapping[str, str] = {
-    "status": "status",
-    "revision": "revision",
-    "owner": "owner",
-    "fencing_token": "fencingToken",
-    "lease_until": "lockExpiry",
-    "fingerprint": "fingerprint",
-    "attempts": "attempts",
-    "takeovers": "takeovers",
-    "created_at": "createdAt",
-    "updated_at": "updatedAt",
-    "task": "task",
-    "task_id": "taskId",
-    "worker": "worker",
-    "app": "app",
-    "process": "process",
-    "label": "label",
-    "trace": "trace",
-    "steps": "steps",
-    "verdict": "verdict",
-    "result": "resultData",
-    "content_type": "contentType",
-    "error": "error",
-    "schema": "v",
+    name: _OTHER_NAMES.get(name) or re.sub("_(.)", lambda found: found[1].upper(), name)
+    for name in (each.name for each in fields(Record))
+    if name not in {"key", "expires_at"}
 }
 """By field of the record, the attribute that holds it; key and expiry attributes are the store's options."""
 
