@@ -120,7 +120,7 @@ def test_pages_and_what_a_busy_table_leaves_out_are_asked_for_again(
         left = {store.table: {"Keys": rest, "ConsistentRead": True}} if rest else {}
         return {"Responses": {store.table: [store._item(records[keys.index(first)])]}, "UnprocessedKeys": left}
 
-    monkeypatch.setattr(store._indexes, "_ask", answer)
+    monkeypatch.setattr(store._indexes, "ask", answer)
 
     assert list(store.scan(status=UNKNOWN)) == records
     assert [each for each, _ in asked] == ["Query", "Query", "BatchGetItem", "BatchGetItem"]

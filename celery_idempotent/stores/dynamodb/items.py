@@ -38,6 +38,12 @@ _RULES = (
 )
 
 
+def named(keys: Mapping[str, str]) -> str:
+    """For people: the attributes of a table's key, ``HASH`` or ``RANGE`` by name."""
+    kinds = {"HASH": "partition key", "RANGE": "sort key"}
+    return " and ".join(f"{kinds[kind]} {name!r} (S)" for name, kind in keys.items())
+
+
 def refusal_of(reply: Mapping[str, Any]) -> str:
     """The error code of a reply; empty if it is not an error."""
     return str(reply.get("Error", {}).get("Code", ""))

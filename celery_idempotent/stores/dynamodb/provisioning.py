@@ -15,7 +15,7 @@ from typing import Any
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.printable import say
 from celery_idempotent.protocol.record import Status
-from celery_idempotent.stores.dynamodb.items import OTHER_KEY, refusal_of, text_of
+from celery_idempotent.stores.dynamodb.items import OTHER_KEY, named, refusal_of, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ class Indexes:
     """The indexes that a table has, as far as they are configured; ``ask`` asks DynamoDB, as the store does."""
 
     def __init__(self, table: str, unknown: str | None, label: str | None, ask: Ask) -> None:
-        self._table = table
-        self._ask = ask
+        self.table = table
+        self.ask = ask
         named = ((unknown, ATTENTION), (label, _LABEL))
         self.all: Sequence[Index] = [Index(name, attribute) for name, attribute in named if name]
         #: What marks an item that needs a person; nothing, if nobody looks for it.
@@ -75,18 +75,18 @@ class Indexes:
             return None
         index, value = found
         question = self._question(index, value)
-        first = self._ask("Query", _MISSING, **question)
+        first = self.ask("Query", _MISSING, **question)
         if refusal_of(first):
-            say(logger.warning, "index_missing", table=self._table, index=index.name, reason=text_of(first))
+            say(logger.warning, "index_missing", table=self.table, index=index.name, reason=text_of(first))
             return None
         return self._pages(question, first)
 
     def items(self, keys: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """The items of these keys, as the table has them now; those that are gone are left out."""
         for first in range(0, len(keys), _BATCH):
-            rest: Any = {self._table: {"Keys": keys[first : first + _BATCH], "ConsistentRead": True}}
+            rest: Any = {self.table: {"Keys": keys[first : first + _BATCH], "ConsistentRead": True}}
             while rest:
-                reply = self._ask("BatchGetItem", RequestItems=rest)
+                reply = self.ask("BatchGetItem", RequestItems=rest)
                 for items in reply["Responses"].values():
                     yield from items
                 rest = reply.get("UnprocessedKeys")
@@ -96,19 +96,19 @@ class Indexes:
     def missing(self) -> Iterator[str]:
         """Of the configured indexes, those that cannot be asked; whoever may not ask is told nothing."""
         for index in self.all:
-            reply = self._ask("Query", _MISSING, *_NOT_GRANTED, **self._question(index, "-"), Limit=1)
+            reply = self.ask("Query", _MISSING, *_NOT_GRANTED, **self._question(index, "-"), Limit=1)
             if refusal_of(reply) == _MISSING:
                 yield index.name
 
     def _pages(self, question: Mapping[str, Any], page: Any) -> Iterator[Mapping[str, Any]]:
         yield from page["Items"]
         while "LastEvaluatedKey" in page:
-            page = self._ask("Query", **question, ExclusiveStartKey=page["LastEvaluatedKey"])
+            page = self.ask("Query", **question, ExclusiveStartKey=page["LastEvaluatedKey"])
             yield from page["Items"]
 
     def _question(self, index: Index, value: str) -> dict[str, Any]:
         return {
-            "TableName": self._table,
+            "TableName": self.table,
             "IndexName": index.name,
             "KeyConditionExpression": "#i = :i",
             "ExpressionAttributeNames": {"#i": index.attribute},
@@ -127,67 +127,62 @@ _READY_FOR_BACKUPS_WITHIN = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Provisioning:
-    """What a table shall be. ``keys`` are ``HASH`` or ``RANGE`` by attribute, ``wanted_key`` the same for people.
+    """What a table shall be: ``keys`` are ``HASH`` or ``RANGE`` by attribute.
 
     ``mark_doubtful`` writes the records in doubt once more, each with the attribute that their index looks for.
     """
 
     store: str
-    table: str
     keys: Mapping[str, str]
-    wanted_key: str
     ttl_attr: str
     indexes: Indexes
-    ask: Ask
     mark_doubtful: Callable[[], None]
 
     def run(self) -> None:
         """Create the table, its indexes, TTL and recovery, as far as they are missing."""
         types = [each.type() for each in self.indexes.all]
         definitions = [each.definition() for each in self.indexes.all]
-        indexed = {"GlobalSecondaryIndexes": definitions} if definitions else {}
-        self.ask(
+        self._ask(
             "CreateTable",
             "ResourceInUseException",
-            TableName=self.table,
             BillingMode="PAY_PER_REQUEST",
             AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in self.keys] + types,
             KeySchema=[{"AttributeName": name, "KeyType": kind} for name, kind in self.keys.items()],
-            **indexed,
+            **({"GlobalSecondaryIndexes": definitions} if definitions else {}),
         )
-        table = self._wait_until_active()
-        if {each["AttributeName"]: each["KeyType"] for each in table["KeySchema"]} != self.keys:
-            raise StoreMisconfigured(self.store, "CreateTable", OTHER_KEY.format(key=self.wanted_key))
+        if {each["AttributeName"]: each["KeyType"] for each in self._table()["KeySchema"]} != self.keys:
+            raise StoreMisconfigured(self.store, "CreateTable", OTHER_KEY.format(key=named(self.keys)))
         for index in self.indexes.all:
-            self._add(index)
-        ttl = self.ask("DescribeTimeToLive", TableName=self.table)["TimeToLiveDescription"]
+            while not self._is_filled(index):
+                time.sleep(_PAUSE)
+        ttl = self._ask("DescribeTimeToLive")["TimeToLiveDescription"]
         if ttl["TimeToLiveStatus"] in {"DISABLED", "DISABLING"}:
-            self.ask(
-                "UpdateTimeToLive",
-                TableName=self.table,
-                TimeToLiveSpecification={"Enabled": True, "AttributeName": self.ttl_attr},
-            )
+            enabled = {"Enabled": True, "AttributeName": self.ttl_attr}
+            self._ask("UpdateTimeToLive", TimeToLiveSpecification=enabled)
         self._enable_recovery()
 
-    def _wait_until_active(self) -> Mapping[str, Any]:
+    def _ask(self, operation: str, *answers: str, **parameters: Any) -> Any:
+        return self.indexes.ask(operation, *answers, TableName=self.indexes.table, **parameters)
+
+    def _table(self) -> Mapping[str, Any]:
+        """What the table is, as soon as it is there."""
         while True:
-            table: Mapping[str, Any] = self.ask("DescribeTable", TableName=self.table)["Table"]
+            table: Mapping[str, Any] = self._ask("DescribeTable")["Table"]
             if table["TableStatus"] in {"ACTIVE", "UPDATING"}:
                 return table
-            time.sleep(0.5)
+            time.sleep(_PAUSE)
 
-    def _add(self, index: Index) -> None:
-        while True:
-            table: Mapping[str, Any] = self.ask("DescribeTable", TableName=self.table)["Table"]
-            found = next((x for x in table.get("GlobalSecondaryIndexes", ()) if x["IndexName"] == index.name), None)
-            if found is not None and found["KeySchema"] != index.definition()["KeySchema"]:
-                why = f"the index {index.name!r} is not one of {index.attribute!r} alone; choose another name"
-                raise StoreMisconfigured(self.store, "UpdateTable", why)
-            if found is not None and found["IndexStatus"] == "ACTIVE":
-                return
-            if found is None:
-                self._create(index, table)
-            time.sleep(0.5)
+    def _is_filled(self, index: Index) -> bool:
+        """Whether the table has the index; if not, and nobody is making it, that begins."""
+        table = self._table()
+        found = next((x for x in table.get("GlobalSecondaryIndexes", ()) if x["IndexName"] == index.name), None)
+        if found is None:
+            self._create(index, table)
+            return False
+        if found["KeySchema"] != index.definition()["KeySchema"]:
+            why = f"the index {index.name!r} is not one of {index.attribute!r} alone; choose another name"
+            raise StoreMisconfigured(self.store, "UpdateTable", why)
+        return bool(found["IndexStatus"] == "ACTIVE")
 
     def _create(self, index: Index, table: Mapping[str, Any]) -> None:
         """Begin to add an index to a table, unless somebody else is doing so."""
@@ -195,29 +190,23 @@ class Provisioning:
             self.mark_doubtful()  # first, so that an index that is there has them all
         units = {name: table["ProvisionedThroughput"][name] for name in ("ReadCapacityUnits", "WriteCapacityUnits")}
         definition = {**index.definition(), **({"ProvisionedThroughput": units} if all(units.values()) else {})}
-        self.ask(
+        others = [each for each in table["AttributeDefinitions"] if each != index.type()]
+        self._ask(
             "UpdateTable",
             "ResourceInUseException",
-            TableName=self.table,
-            AttributeDefinitions=[each for each in table["AttributeDefinitions"] if each != index.type()]
-            + [index.type()],
+            AttributeDefinitions=[*others, index.type()],
             GlobalSecondaryIndexUpdates=[{"Create": definition}],
         )
 
     def _enable_recovery(self) -> None:
         give_up_at = time.monotonic() + _READY_FOR_BACKUPS_WITHIN
+        enabled = {"PointInTimeRecoveryEnabled": True}
+        answers = _NOT_READY, *_NOT_OFFERED
         while True:
-            reply = self.ask(
-                "UpdateContinuousBackups",
-                _NOT_READY,
-                *_NOT_OFFERED,
-                TableName=self.table,
-                PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True},
-            )
+            reply = self._ask("UpdateContinuousBackups", *answers, PointInTimeRecoverySpecification=enabled)
             if refusal_of(reply) != _NOT_READY:
                 return
             if time.monotonic() >= give_up_at:
-                raise StoreUnavailable(
-                    self.store, "UpdateContinuousBackups", "the table is not ready for backups; provision it again"
-                )
+                why = "the table is not ready for backups; provision it again"
+                raise StoreUnavailable(self.store, "UpdateContinuousBackups", why)
             time.sleep(2)

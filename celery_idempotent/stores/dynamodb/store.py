@@ -35,6 +35,7 @@ from celery_idempotent.stores.dynamodb.items import (
     DRIVER_ERRORS,
     attribute_of,
     explained,
+    named,
     refusal_of,
     text_of,
     typed,
@@ -145,8 +146,8 @@ class DynamoDBStore:
         self._given_client = client
         self._config = _CONFIG.merge(config) if config else _CONFIG
         self._key_attr = key_attr
-        self._sort_key_attr = sort_key_attr
-        self._sort_key_value = sort_key_value
+        self._keys = {key_attr: "HASH"} | ({sort_key_attr: "RANGE"} if sort_key_attr else {})
+        self._constant = {sort_key_attr: {"S": sort_key_value}} if sort_key_attr else {}
         self._attributes = {**ATTRIBUTES, "key": key_attr, "expires_at": ttl_attr}
         if len({*self._attributes.values(), sort_key_attr, ATTENTION}) != len(self._attributes) + 2:
             raise PolicyError("key_attr, sort_key_attr, ttl_attr", repr(sorted(self._attributes.values())), "overlap")
@@ -253,7 +254,7 @@ class DynamoDBStore:
         if keys is None:
             items = self._scanned(meant)
         else:
-            own = self._attributes_of()
+            own = self._constant
             ours = [{self._key_attr: each[self._key_attr], **own} for each in keys if own.items() <= each.items()]
             found = self._indexes.items(ours)
             # An index is a moment behind: what counts is what the table has.
@@ -293,17 +294,7 @@ class DynamoDBStore:
             StoreMisconfigured: A table of that name has another key, or a permission is missing.
             StoreUnavailable: The server did not answer, or the table was not ready for backups in ten minutes.
         """
-        keys = {self._key_attr: "HASH"} | ({self._sort_key_attr: "RANGE"} if self._sort_key_attr else {})
-        Provisioning(
-            store=repr(self),
-            table=self.table,
-            keys=keys,
-            wanted_key=self._wanted_key(),
-            ttl_attr=self._ttl_attr,
-            indexes=self._indexes,
-            ask=self._ask,
-            mark_doubtful=self._mark_doubtful,
-        ).run()
+        Provisioning(repr(self), self._keys, self._ttl_attr, self._indexes, self._mark_doubtful).run()
         self.verify()
 
     def close(self) -> None:
@@ -321,8 +312,7 @@ class DynamoDBStore:
 
     def _attributes_of(self, **wanted: str | None) -> dict[str, Any]:
         """What an item has that is meant; in a table shared with others, it is one of ours."""
-        own = {name: each for name, each in self._key("").items() if name != self._key_attr}
-        return own | {name: {"S": str(each)} for name, each in wanted.items() if each is not None}
+        return self._constant | {name: {"S": str(each)} for name, each in wanted.items() if each is not None}
 
     def _scanned(self, meant: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         parameters: dict[str, Any] = {"TableName": self.table, "ConsistentRead": True}
@@ -365,10 +355,7 @@ class DynamoDBStore:
         }
 
     def _key(self, key: str) -> dict[str, Any]:
-        item = {self._key_attr: {"S": key}}
-        if self._sort_key_attr:
-            item[self._sort_key_attr] = {"S": self._sort_key_value}
-        return item
+        return {self._key_attr: {"S": key}, **self._constant}
 
     def _item(self, record: Record) -> dict[str, Any]:
         if len(record.result or "") > _ITEM_LIMIT:
@@ -413,7 +400,7 @@ class DynamoDBStore:
             self._learn_time(reply, asked_at)
             if refusal_of(reply) in answers:
                 return reply
-            raise explained(error, repr(self), operation, key=self._wanted_key()) from error
+            raise explained(error, repr(self), operation, key=named(self._keys)) from error
         self._learn_time(reply, asked_at)
         return reply
 
@@ -470,10 +457,6 @@ class DynamoDBStore:
         # The server read its clock between asking and now, and truncated it to the second.
         earliest, latest = server - self._local_clock(), server + 999 - asked_at
         self._offset = min(max(0, earliest), latest)
-
-    def _wanted_key(self) -> str:
-        wanted = f"partition key {self._key_attr!r} (S)"
-        return f"{wanted} and sort key {self._sort_key_attr!r} (S)" if self._sort_key_attr else wanted
 
 
 def _unusable(url: str, remedy: str) -> PolicyError:
