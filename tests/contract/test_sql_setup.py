@@ -156,27 +156,32 @@ def test_several_processes_provision_at_once(database: Database) -> None:
 
 def test_index_of_a_table_in_use_keeps_no_writer_waiting(postgresql: Database) -> None:
     """Not behind one whose transaction is open, either; and what was cut off is made again."""
-    with postgresql.store() as store, ThreadPoolExecutor() as threads, postgresql.administrator() as connection:
-        table = store.table.name
+    with (
+        postgresql.reopened("100%") as store,
+        ThreadPoolExecutor() as threads,
+        postgresql.administrator() as connection,
+    ):
+        store.provision()
+        table, index = '"100%"', '"100%_label"'
 
         def asked(question: str) -> list[Any]:
             return [tuple(each) for each in connection.execute(text(question))]
 
         for _ in range(2):
             store.swap(a_record(), None)
-        postgresql.do(f"DROP INDEX {table}_label")
+        postgresql.do(f"DROP INDEX {index}")
         with pytest.raises(IntegrityError):
-            postgresql.do(f"CREATE UNIQUE INDEX CONCURRENTLY {table}_label ON {table} (status)")
+            postgresql.do(f"CREATE UNIQUE INDEX CONCURRENTLY {index} ON {table} (status)")
         with postgresql.administrator() as other:
             other.execute(text("BEGIN"))
             other.execute(text(f"UPDATE {table} SET worker = 'another'"))
             provisioned = threads.submit(store.provision)
-            making = f"FROM pg_stat_activity WHERE query LIKE '%INDEX CONCURRENTLY%{table}_label%'"
+            making = f"FROM pg_stat_activity WHERE query LIKE '%INDEX CONCURRENTLY%{index}%'"
             wait_until(lambda: asked(f"SELECT pid {making} AND wait_event_type = 'Lock'"), "no index is being made")
             assert store.swap(record := a_record(), None) == record
             other.execute(text("COMMIT"))
         provisioned.result()
-        made = f"SELECT indisvalid, indisunique FROM pg_index WHERE indexrelid = '{table}_label'::regclass"
+        made = f"SELECT indisvalid, indisunique FROM pg_index WHERE indexrelid = '{index}'::regclass"
         assert asked(made) == [(True, False)]
 
 

@@ -104,9 +104,10 @@ class _TupleId(UserDefinedType[str]):
 
 _CTID = sa.literal_column("ctid", _TupleId())
 
-_PAGES = sa.text(
-    "SELECT pg_relation_size(to_regclass(:table)) / CAST(current_setting('block_size') AS BIGINT) AS pages"
-)
+RELATION = "to_regclass(concat_ws('.', quote_ident(:schema), quote_ident(:name)))"
+"""What PostgreSQL knows by a name, in a schema or, without one, in the search path; NULL where there is none."""
+
+_PAGES = sa.text(f"SELECT pg_relation_size({RELATION}) / CAST(current_setting('block_size') AS BIGINT) AS pages")
 """How many pages PostgreSQL has for a table."""
 
 _PAGES_AT_ONCE = 2048
@@ -128,7 +129,6 @@ class Statements:
         self._text: TypeEngine[Any] = mysql.VARBINARY() if self._is_mysql else sa.Text()
         self._clock = _CLOCKS["mysql" if self._is_mysql else dialect]
         self._answers_at_once = dialect == "postgresql"
-        self._quoted = postgresql.dialect().identifier_preparer.format_table(table)  # type: ignore[no-untyped-call]
         #: Of a table of PostgreSQL, the page from which the next purge goes on.
         self._purging = 0
         self._claim: sa.Executable = self._insert(dialect)
@@ -240,7 +240,7 @@ class Statements:
         Each goes on where the one before had enough, and around. Less than ``limit`` means that all of it was read.
         """
         forgotten = self._forgotten(now)
-        (row,) = execute(_PAGES, {"table": self._quoted}).rows
+        (row,) = execute(_PAGES, {"schema": self._table.schema, "name": self._table.name}).rows
         if not row["pages"]:  # nothing is there; or it is in partitions, which have pages of their own
             return execute(self._deletion(forgotten.limit(limit)), {}).written
         starts = range(0, row["pages"], _PAGES_AT_ONCE)
