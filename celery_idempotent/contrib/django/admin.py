@@ -7,20 +7,19 @@ its change.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import connections, transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, reverse
 from django.utils.html import format_html, format_html_join
 
 from celery_idempotent.contrib.django import project
@@ -109,19 +108,13 @@ def _column(
     return show
 
 
-def _on_one_line(field: str) -> Callable[..., Any]:
-    """The value of ``field``, which somebody else has chosen."""
-    return _column(field.replace("_", " "), lambda row: one_line(getattr(row, field) or "") or None, field)
-
-
-def _in_clear(field: str) -> Callable[..., Any]:
-    """The same of a field that may be encrypted."""
+def _text(field: str) -> Callable[..., Any]:
+    """The text in ``field``, decrypted, on one line: somebody else has chosen it."""
 
     def value(row: IdempotencyRecord) -> str | None:
-        found = getattr(row if row.unreadable else project.revealed(row.fetched), field)
-        return one_line(found) if found else None
+        return one_line(getattr(row if row.unreadable else project.revealed(row.fetched), field) or "") or None
 
-    return _column(field, value, field)
+    return _column(field.replace("_", " "), value, field)
 
 
 def _of_whole(description: str, value: Callable[[Record], str | None]) -> Callable[..., Any]:
@@ -186,6 +179,7 @@ class VerdictForm(forms.Form):
         widget=forms.TextInput(attrs={"size": 60}),
         help_text="What the receiver told you, or the number of a ticket. It is kept with your name.",
     )
+    checked = forms.BooleanField()
 
 
 class ResolveForm(VerdictForm):
@@ -206,7 +200,6 @@ class ResolveForm(VerdictForm):
         help_text='What the task would have returned, such as "ch_1" with its quotes; null if nobody uses it. '
         "Only where it happened.",
     )
-    checked = forms.BooleanField(label="I checked the receiver, and this is what happened.")
 
     def clean(self) -> dict[str, Any]:
         """Decode the result where there must be one."""
@@ -219,20 +212,6 @@ class ResolveForm(VerdictForm):
         return cleaned
 
 
-class ReleaseForm(VerdictForm):
-    """The confirmation before claims are given back."""
-
-    checked = forms.BooleanField(
-        label="I have checked the receiver: the effects of these attempts did not happen, or may happen again."
-    )
-
-
-class ForgetForm(VerdictForm):
-    """The confirmation before outcomes are forgotten."""
-
-    checked = forms.BooleanField(label="I want the next delivery of each of these to run as if it were the first.")
-
-
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """A kind of verdict: what it is called, and how it is given. What takes ``action`` takes it."""
@@ -240,8 +219,9 @@ class _Kind:
     name: str
     heading: str
     selection: str
-    form: type[VerdictForm]
     action: Action
+    confirmation: str
+    form: type[VerdictForm] = VerdictForm
 
     def fits(self, row: IdempotencyRecord) -> bool:
         """Whether the record can take it now."""
@@ -261,22 +241,38 @@ _DONE = {
 }
 
 _KINDS = (
-    _Kind("resolve", "Resolve unknown outcomes", "Resolve selected UNKNOWN outcomes", ResolveForm, Action.COMPLETED),
-    _Kind("release", "Release claims", "Release selected claims whose lease is over", ReleaseForm, Action.RELEASE),
-    _Kind("forget", "Forget outcomes", "Forget selected outcomes and released records", ForgetForm, Action.FORGET),
+    _Kind(
+        *("resolve", "Resolve unknown outcomes", "Resolve selected UNKNOWN outcomes", Action.COMPLETED),
+        "I checked the receiver, and this is what happened.",
+        ResolveForm,
+    ),
+    _Kind(
+        *("release", "Release claims", "Release selected claims whose lease is over", Action.RELEASE),
+        "I have checked the receiver: the effects of these attempts did not happen, or may happen again.",
+    ),
+    _Kind(
+        *("forget", "Forget outcomes", "Forget selected outcomes and released records", Action.FORGET),
+        "I want the next delivery of each of these to run as if it were the first.",
+    ),
 )
 
 
 def _action(kind: _Kind) -> Callable[..., HttpResponse | None]:
-    """What asks for one verdict on all selected records."""
+    """What asks for one verdict on all selected records, and gives it when the form comes back."""
 
     @admin.action(description=kind.selection, permissions=["verdict"])
     def select(self: Any, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
         rows = list(queryset[: _MOST_JUDGED + 1])
-        if len(rows) > _MOST_JUDGED:
-            self.message_user(request, f"{kind.name.capitalize()} at most {_MOST_JUDGED} at a time.", messages.ERROR)
+        if not 0 < len(rows) <= _MOST_JUDGED:
+            trouble = (
+                f"{kind.name.capitalize()} at most {_MOST_JUDGED} at a time."
+                if rows
+                else f"There is nothing to {kind.name}."
+            )
+            self.message_user(request, trouble, messages.ERROR)
             return None
-        page: HttpResponse = self._judge_page(request, kind, rows)
+        form = kind.form(request.POST if "seen" in request.POST else None)
+        page: HttpResponse = (self.judge if form.is_valid() else self.ask)(request, kind, rows, form)
         return page
 
     select.__name__ = f"{kind.name}_selected"
@@ -321,13 +317,13 @@ class IdempotencyRecordAdmin(_Admin):
 
     # -- what is shown
 
-    shown_key = _on_one_line("key")
-    shown_task = _on_one_line("task")
-    shown_label = _in_clear("label")
-    shown_task_id = _on_one_line("task_id")
-    shown_worker = _on_one_line("worker")
-    shown_app = _on_one_line("app")
-    shown_error = _in_clear("error")
+    shown_key = _text("key")
+    shown_task = _text("task")
+    shown_label = _text("label")
+    shown_task_id = _text("task_id")
+    shown_worker = _text("worker")
+    shown_app = _text("app")
+    shown_error = _text("error")
     updated = _column("updated", lambda row: display.utc(row.updated_at))
     created = _column("created", lambda row: display.utc(row.created_at))
     leased = _column("lease until", lambda row: display.utc(row.lease_until))
@@ -359,10 +355,9 @@ class IdempotencyRecordAdmin(_Admin):
     ) -> HttpResponse:
         """All of one record, and the verdicts that it can take."""
         row = self.get_object(request, unquote(object_id))
-        offered = []
-        if row is not None and self.has_verdict_permission(request):
-            offered = [(self._url(kind.name, row.key), kind) for kind in _KINDS if kind.fits(row)]
-        context: dict[str, Any] = {"verdicts": offered}
+        is_judge = self.has_verdict_permission(request)
+        offered = [kind for kind in _KINDS if is_judge and row and kind.fits(row)]
+        context = {"verdicts": offered, "list": self._url("changelist")}
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
@@ -404,41 +399,22 @@ class IdempotencyRecordAdmin(_Admin):
     # -- verdicts
 
     def get_urls(self) -> list[URLPattern]:
-        """The pages of verdicts, before the admin's own, which take any path for a key."""
-        prefix = "celery_idempotent_idempotencyrecord"
-        own = []
-        for kind in _KINDS:
-            one, several = partial(self.one_view, kind=kind), partial(self.several_view, kind=kind)
-            own += [
-                path(f"<path:object_id>/{kind.name}/", self._verdict_view(one), name=f"{prefix}_{kind.name}"),
-                path(f"{kind.name}/", self._verdict_view(several), name=f"{prefix}_{kind.name}_many"),
-            ]
-        return [*own, *super().get_urls()]
+        """Verdicts, which are actions of the list, stay outside of the transactions of ATOMIC_REQUESTS."""
+        for alias in connections:
+            transaction.non_atomic_requests(using=alias)(IdempotencyRecordAdmin.changelist_view)
+        return super().get_urls()
 
-    def one_view(self, request: HttpRequest, object_id: str, kind: _Kind) -> HttpResponse:
-        """Ask for a verdict on one record."""
-        row = self.get_object(request, unquote(object_id))
-        if row is None:
-            self.message_user(request, f"Nothing is recorded under {unquote(object_id)}.", messages.WARNING)
-            return HttpResponseRedirect(self._url("changelist"))
-        return self._judge_page(request, kind, [row])
-
-    def several_view(self, request: HttpRequest, kind: _Kind) -> HttpResponse:
-        """Give the verdict on the records that the form showed, on each only if it is still what was shown."""
-        seen = dict(each.split(" ", 1)[::-1] for each in request.POST.getlist("seen")[:_MOST_JUDGED])
-        rows = list(self.get_queryset(request).filter(key__in=seen))
-        if not rows:
-            self.message_user(request, f"There is nothing to {kind.name}.", messages.WARNING)
-            return HttpResponseRedirect(self._url("changelist"))
-        form = kind.form(request.POST)
-        if not form.is_valid():
-            return self._judge_page(request, kind, rows, form)
+    def judge(
+        self, request: HttpRequest, kind: _Kind, rows: Sequence[IdempotencyRecord], form: forms.Form
+    ) -> HttpResponse:
+        """Give the verdict on each record only if it is still what the form showed."""
+        seen = dict(each.split(" ", 1)[::-1] for each in request.POST.getlist("seen"))
         for row in rows:
             action = Action(form.cleaned_data.get("verdict", kind.action))
             reason = form.cleaned_data["reason"]
             proof = {"result": form.cleaned_data.get("value"), "by": request.user.get_username(), "reason": reason}
             try:
-                project.judge(action, row.key, seen_revision=seen[row.key], **proof)
+                project.judge(action, row.key, seen_revision=seen.get(row.key, ""), **proof)
             except verdicts.REFUSED as error:
                 answer, level = f"Nothing was changed: {verdicts.refusal(error)}.", messages.ERROR
             except StoreUnavailable as error:
@@ -450,9 +426,10 @@ class IdempotencyRecordAdmin(_Admin):
             self.message_user(request, f"{answer} Key: {row}", level)
         return HttpResponseRedirect(self._url("change", rows[0].key) if len(rows) == 1 else self._url("changelist"))
 
-    def _judge_page(
-        self, request: HttpRequest, kind: _Kind, rows: Sequence[IdempotencyRecord], form: VerdictForm | None = None
+    def ask(
+        self, request: HttpRequest, kind: _Kind, rows: Sequence[IdempotencyRecord], form: forms.Form
     ) -> HttpResponse:
+        """Show the records that can take the verdict, and the form."""
         fitting = [each for each in rows if kind.fits(each)]
         context = {
             **self.admin_site.each_context(request),
@@ -462,8 +439,7 @@ class IdempotencyRecordAdmin(_Admin):
             "fitting": [_about(each) for each in fitting],
             "others": [f"{each}: {_state(each)}" for each in rows if each not in fitting],
             "now": display.utc(project.store_of_admin().now()),
-            "form": form or kind.form(),
-            "action": self._url(f"{kind.name}_many"),
+            "form": form,
             "back": self._url("changelist"),
         }
         return TemplateResponse(request, f"celery_idempotent/admin/{kind.name}.html", context)
@@ -471,16 +447,3 @@ class IdempotencyRecordAdmin(_Admin):
     def _url(self, page: str, *key: str) -> str:
         name = f"admin:celery_idempotent_idempotencyrecord_{page}"
         return reverse(name, args=[quote(each) for each in key], current_app=self.admin_site.name)
-
-    def _verdict_view(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-        """``view`` for those who may give verdicts, and outside of the transactions of ATOMIC_REQUESTS."""
-
-        def guarded(request: HttpRequest, **arguments: str) -> HttpResponse:
-            if not self.has_verdict_permission(request):
-                raise PermissionDenied
-            return view(request, **arguments)
-
-        served = self.admin_site.admin_view(guarded)
-        for alias in connections:
-            served = transaction.non_atomic_requests(using=alias)(served)
-        return served
