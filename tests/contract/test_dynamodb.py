@@ -295,7 +295,7 @@ class TestCommits(CommittingContract):
     """What every store that commits must do."""
 
     @pytest.fixture
-    def writes(self, stock: _Stock) -> _Stock:
+    def effects(self, stock: _Stock) -> _Stock:
         return stock
 
 

@@ -75,7 +75,7 @@ class TestTransactions(TransactionalContract, OutboxContract):
         return place.store
 
     @pytest.fixture
-    def rows(self, place: Place) -> Place:
+    def effects(self, place: Place) -> Place:
         return place
 
 
