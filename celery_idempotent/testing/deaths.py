@@ -173,7 +173,6 @@ class MortalThread(threading.Thread):
         self.join(_PATIENCE)
 
     def run(self) -> None:
-        """See :meth:`threading.Thread.run`."""
         if self._is_traced:
             sys.settrace(self._call_frame)
         try:

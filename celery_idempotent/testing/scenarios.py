@@ -258,7 +258,6 @@ class ScenarioStore(FakeStore):
         raise WorkerDied
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
         what = self._describe(new) if new.status is Status.IN_PROGRESS else _WRITES[new.status]
         return self.meet_fate(new, what, partial(super().swap, new, expected))
 

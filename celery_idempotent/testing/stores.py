@@ -29,31 +29,24 @@ class StoreWrapper:
         self.store = store
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`."""
         return self.store.swap(new, expected)
 
     def get(self, key: str) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.get`."""
         return self.store.get(key)
 
     def scan(self, **wanted: Any) -> Iterator[Record]:
-        """See :meth:`celery_idempotent.stores.Store.scan`."""
         return self.store.scan(**wanted)
 
     def delete(self, key: str, expected: str) -> bool:
-        """See :meth:`celery_idempotent.stores.Store.delete`."""
         return self.store.delete(key, expected)
 
     def now(self) -> int:
-        """See :meth:`celery_idempotent.stores.Store.now`."""
         return self.store.now()
 
     def provision(self) -> None:
-        """See :meth:`celery_idempotent.stores.Store.provision`."""
         self.store.provision()
 
     def close(self) -> None:
-        """See :meth:`celery_idempotent.stores.Store.close`."""
         self.store.close()
 
 
@@ -74,11 +67,9 @@ class FaultyStore(StoreWrapper):
         self.before_swap: Callable[[Record], None] = lambda record: None
 
     def swap(self, new: Record, expected: str | None) -> Record | None:
-        """See :meth:`celery_idempotent.stores.Store.swap`; raises ``StoreUnavailable`` as planned."""
         return self._faulted(new, lambda: self.store.swap(new, expected))
 
     def swap_with(self, new: Record, expected: str, writes: Sequence[Mapping[str, Any]]) -> Record | None:
-        """See :meth:`celery_idempotent.stores.CommittingStore.swap_with`; raises ``StoreUnavailable`` as planned."""
         assert isinstance(self.store, CommittingStore)
         committing = self.store
         return self._faulted(new, lambda: committing.swap_with(new, expected, writes))
