@@ -3,11 +3,10 @@
 import time
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
-from threading import Lock, Thread
+from threading import Condition, Thread
 from typing import NamedTuple
 
 from celery_idempotent.engine import search
@@ -43,16 +42,11 @@ class Oldest:
 
 
 class Counted(NamedTuple):
-    """The records of one moment: their summary, and who waits for a person.
-
-    The count was over ``at`` a time, and is to be made again from another on, both in seconds of a clock.
-    """
+    """The records of one moment: their summary, and who waits for a person."""
 
     summary: search.Summary
     unknown: Oldest
     abandoned: Oldest
-    at: float = 0.0
-    stale_at: float = 0.0
 
 
 OPEN = (Status.UNKNOWN, Status.IN_PROGRESS)
@@ -107,55 +101,49 @@ class Overview:
     clock: Callable[[], float] = time.monotonic
     statuses: Sequence[Status | None] = (None,)
     fresh: float = 5.0
-    _lock: Lock = field(default_factory=Lock)
+    _change: Condition = field(default_factory=Condition)
     _last: Counted | None = None
-    _next: "Future[Counted] | None" = None
-    _so_far: int = 0
+    _at: float = 0.0
+    _stale_at: float = 0.0
+    _so_far: int | None = None
+    _error: BaseException | None = None
 
     def look(self, patience: float) -> View:
         """The last count, or the next if it is over within ``patience`` seconds.
 
         Raises what a count has raised since, once: a store that takes longer to fail is told of by the next look.
         """
-        with self._lock:
-            self._take()
-            if self._next is None and (self._last is None or self.clock() >= self._last.stale_at):
-                self._next, self._so_far = Future(), 0
+        with self._change:
+            is_stale = self._last is None or self.clock() >= self._stale_at
+            if is_stale and self._so_far is None and self._error is None:
+                self._so_far = 0
                 # Nobody waits for it at the end of the process.
-                Thread(target=self._count, args=(self._next,), name="idempotency-overview", daemon=True).start()
-            under_way = self._next
-        if under_way is not None:
-            wait([under_way], patience)
-        with self._lock:
-            self._take()
-            so_far = None if self._next is None else self._so_far
-            return View(self._last, self.clock() - self._last.at if self._last else 0.0, so_far)
+                Thread(target=self._count, name="idempotency-overview", daemon=True).start()
+            self._change.wait_for(lambda: self._so_far is None, patience)
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+            return View(self._last, self.clock() - self._at if self._last else 0.0, self._so_far)
 
     def judged(self, keys: Collection[str]) -> None:
         """Records under ``keys`` wait no longer; count again at the next look."""
-        with self._lock:
-            if self._next is not None and self._next.done() and self._next.exception() is None:
-                self._take()
+        with self._change:
             if (last := self._last) is not None:
                 unknown, abandoned = last.unknown.without(keys), last.abandoned.without(keys)
-                self._last = last._replace(unknown=unknown, abandoned=abandoned, stale_at=self.clock())
+                self._last, self._stale_at = Counted(last.summary, unknown, abandoned), self.clock()
 
-    def _take(self) -> None:
-        """Have the next count as the last one, if it is over."""
-        if self._next is not None and self._next.done():
-            over, self._next = self._next, None
-            self._last = over.result()
-
-    def _count(self, under_way: "Future[Counted]") -> None:
-        began = self.clock()
+    def _count(self) -> None:
+        began, found, error = self.clock(), None, None
         try:
             found = counted(self.runtime, self._records())
-        except BaseException as error:  # noqa: BLE001 - whoever looks raises it
-            under_way.set_exception(error)
-        else:
-            at = self.clock()
-            stale_at = at + max(self.fresh, (at - began) * _FRESH_FOR_EACH_SECOND)
-            under_way.set_result(found._replace(at=at, stale_at=stale_at))
+        except BaseException as raised:  # noqa: BLE001 - whoever looks raises it
+            error = raised
+        with self._change:
+            self._so_far, self._error = None, error
+            if found is not None:
+                self._last, self._at = found, self.clock()
+                self._stale_at = self._at + max(self.fresh, (self._at - began) * _FRESH_FOR_EACH_SECOND)
+            self._change.notify_all()
 
     def _records(self) -> Iterator[Record]:
         scanned = chain.from_iterable(self.runtime.store.scan(status=each) for each in self.statuses)
