@@ -74,7 +74,7 @@ def test_driver_that_is_there_is_taken_and_one_that_is_missing_is_named(
         *((f"sqlite://{each}", "memory://") for each in ("", "/:memory:", "/file:x?mode=memory&uri=true")),
         ("sqlite:////tmp/x?tabel=effects", "unknown option for SQLite: tabel"),
         ("postgresql://app:very-secret@h:port/d", "is not the URL of a database"),
-        (f"{PG}?timeout=soon", "timeout='soon': must be a number"),
+        (f"{PG}?timeout=soon", "timeout='soon': must be a number, 0.1 or more"),
         (f"{PG}?timeout=nan", "timeout=.*0.1 or more"),
         (f"{PG}?pool_size=0", "pool_size=.*1 or more"),
         (f"{PG}?table={'t' * 51}", "1 to 50 characters"),
@@ -112,7 +112,7 @@ _ASYNC = type("Async", (), {"dialect": type("Dialect", (), {"is_async": True})})
     ("engine", "options", "words"),
     [
         (create_engine(FILE), {"timeout": 1.0}, "an engine of your own"),  # it brings its own
-        (PG, {"timeout": "2"}, "timeout='2'"),  # a mistake, not a crash later
+        (PG, {"timeout": "2s"}, "timeout='2s'"),  # a mistake, not a crash later
         *((each, {}, "idempotency_store") for each in (_ASYNC, object(), None)),
         (create_engine("sqlite://"), {}, "memory://"),
         # Of these a connection is lent to two, and a write of the store would commit what the other has begun.

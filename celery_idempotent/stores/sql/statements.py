@@ -1,28 +1,18 @@
 """The statements of an SQL store, and records as rows and back; nothing here sends them.
 
-:class:`Statements` hands each statement to the caller's ``execute``, so the same words go through an SQLAlchemy
-connection, a connection inside somebody's transaction, or another library's cursor. What ``execute`` must do:
-
-* run one statement with its named parameters, and nothing else: no ``BEGIN``, no ``COMMIT``. Run it in autocommit
-  mode, or inside a transaction whose end it leaves to somebody else;
-* return all rows by column name and the number of rows written (:class:`Reply`). Values may be what the driver
-  gives: whole numbers for booleans, ``memoryview`` for bytes;
-* raise :class:`DuplicateKey` if the database reports a primary key that is there already (MySQL's error 1062; the
-  other databases are asked in a way that does not end in an error), and turn every other error of the driver into
-  ``StoreUnavailable``, ``StoreMisconfigured`` or ``RecordTooLarge``;
-* raise :class:`UnreadableRow` if the driver cannot decode what stands in the table;
-* read the clock off the reply: where a row has a column :data:`SERVER_NOW`, it is the server's time in milliseconds;
-* on MySQL, refuse what exceeds ``max_allowed_packet`` (:data:`MYSQL_GREETING`, :func:`bytes_on_the_wire`).
+:class:`Statements` hands each to ``execute``, which is :meth:`StatementStore._execute` on some connection: it runs that
+statement alone, in autocommit mode or inside a transaction whose end it leaves to somebody else, and raises
+:class:`DuplicateKey`, :class:`UnreadableRow`, or what a store raises.
 
 A swap is one statement on PostgreSQL. Elsewhere it is one if it wins; if it does not, a second one reads why.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
@@ -44,17 +34,14 @@ Parameters = Mapping[str, Any]
 class Reply(NamedTuple):
     """What a statement was answered."""
 
-    #: The rows it returned, by column name.
+    #: The rows it returned, by column name, with values as the driver gives them.
     rows: Sequence[Row]
     #: How many rows it wrote; without meaning where it returned rows.
     written: int
 
 
-class Execute(Protocol):
-    """Runs one statement; the module's docstring says what is expected of it."""
-
-    def __call__(self, statement: sa.Executable, parameters: Parameters, /) -> Reply:
-        """The answer to ``statement``."""
+Execute = Callable[[sa.Executable, Parameters], Reply]
+"""Runs one statement; the module's docstring says how."""
 
 
 class UnreadableRow(StoreMisconfigured):
@@ -62,7 +49,7 @@ class UnreadableRow(StoreMisconfigured):
 
 
 class DuplicateKey(Exception):
-    """The database refused an INSERT because its primary key is there already."""
+    """MySQL refused an INSERT because its primary key is there already; the others are asked so that they do not."""
 
 
 _STALE_ANSWERS = 100

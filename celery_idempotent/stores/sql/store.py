@@ -141,8 +141,8 @@ class SQLStore(StatementStore[AnyConnection]):
         """
         found = parsed(url)
         query = dict(found.query)
-        options: dict[str, Any] = {name: str(query.pop(name)) for name in ("table", "schema") if name in query}
-        options |= {name: _number(name, query.pop(name)) for name in ("timeout", "pool_size") if name in query}
+        names = ("table", "schema", "timeout", "pool_size")
+        options: dict[str, Any] = {name: str(query.pop(name)) for name in names if name in query}
         return cls(found.set(query=query), **options)
 
     def __repr__(self) -> str:
@@ -399,17 +399,11 @@ _CUT_OFF = text(
 )
 
 
-def _number(option: str, value: object) -> float:
-    try:
-        return float(str(value))
-    except ValueError:
-        raise PolicyError(option, repr(value), "must be a number") from None
-
-
-def _at_least(smallest: float, option: str, value: float) -> float:
-    if not isinstance(value, int | float) or not smallest <= value < float("inf"):
-        raise PolicyError(option, repr(value), f"must be {smallest:g} or more")
-    return value
+def _at_least(smallest: float, option: str, value: object) -> float:
+    with suppress(ValueError):
+        if smallest <= (number := float(str(value))) < float("inf"):
+            return number
+    raise PolicyError(option, repr(value), f"must be a number, {smallest:g} or more")
 
 
 def _is_session(using: object) -> bool:
