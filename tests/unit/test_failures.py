@@ -18,7 +18,7 @@ from celery_idempotent.stores.dynamodb import items as dynamodb
 from celery_idempotent.stores.failures import Meaning, Rule, failure
 from celery_idempotent.stores.redis.client import trouble_of
 from celery_idempotent.stores.sql import errors as sql
-from celery_idempotent.stores.sql.statements import DuplicateKey, UnreadableRow
+from celery_idempotent.stores.sql.statements import UnreadableRow
 
 
 def said(*args: Any, **attributes: Any) -> Exception:
@@ -85,7 +85,6 @@ SIGNS = [
 TOLD: dict[Meaning, type[Exception]] = {
     Meaning.MISCONFIGURED: StoreMisconfigured,
     Meaning.TOO_LARGE: RecordTooLarge,
-    Meaning.DUPLICATE: DuplicateKey,
     Meaning.UNREADABLE: UnreadableRow,
 }
 

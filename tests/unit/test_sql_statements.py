@@ -122,7 +122,7 @@ def test_own_write_that_is_met_again_waits_for_the_standby() -> None:
 def test_answer_from_before_the_race_repeats_write_and_look(dialect: str) -> None:
     """Where a swap takes two statements, both are repeated: the write may win now."""
     new, nothing = a_record(), Reply([], 0)
-    asked, execute = database(statements.DuplicateKey() if dialect != "sqlite" else nothing, nothing, Reply([], 1))
+    asked, execute = database(nothing, nothing, Reply([], 1))
     assert Statements(records, dialect, "s").swap(execute, new, None) == new
     assert len(asked) == 3
 
@@ -194,7 +194,7 @@ class Scripted(StatementStore[Link]):
         return nullcontext()
 
 
-WON = Reply([{"won": True}], 0)
+WON = Reply([{"won": True}], 1)
 
 
 def greeting(largest: int) -> Reply:
@@ -247,6 +247,12 @@ def test_write_in_a_transaction_of_the_callers_is_sent_once_and_on_its_connectio
         write(store, link)
     assert [connection for connection, _ in store.sent] == [link]
     assert store.lent == []
+
+
+def test_message_whose_number_is_another_ones_fails_its_transaction() -> None:
+    """The same error is an answer to a claim; here it would lose the message without a word."""
+    with pytest.raises(StoreUnavailable, match="number of another"):
+        Scripted("1062").enqueue_on(Link(), OutboxMessage("id", "{}", "application/json"))
 
 
 @pytest.mark.parametrize("dialect", ["mysql", "mariadb"])

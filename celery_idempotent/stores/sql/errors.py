@@ -3,7 +3,7 @@
 from celery_idempotent.errors import StoreUnavailable
 from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores.failures import Meaning, Rule, failure, rule_of
-from celery_idempotent.stores.sql.statements import DuplicateKey, UnreadableRow
+from celery_idempotent.stores.sql.statements import UnreadableRow
 
 OTHER_TABLE = (
     "the table differs from what this prints: celery -A <your app> idempotency ddl; "
@@ -83,12 +83,10 @@ def meaning_of(error: BaseException | None) -> Meaning:
 
 def explained(
     error: Exception, store: str, operation: str, *, creation: str = CREATION
-) -> StoreUnavailable | RecordTooLarge | DuplicateKey:
+) -> StoreUnavailable | RecordTooLarge:
     """What a store raises for a driver's error, from :func:`cause_of`; ``creation`` is what makes its tables."""
     reason = _reason(error)
     rule = rule_of(_RULES, error, _code(error), reason)
-    if rule.meaning is Meaning.DUPLICATE:
-        return DuplicateKey()
     if rule.meaning is Meaning.UNREADABLE:
         return UnreadableRow(store, operation, f"a row is damaged: {reason.partition(' with text ')[0]}; look at it")
     return failure(rule, store, operation, reason, creation=creation)

@@ -116,7 +116,8 @@ class StatementStore(ABC, Generic[_C]):
             "new_taken_until": 0,
             "new_failures": 0,
         }
-        self._execute(connection, "enqueue", self._enqueue, values)
+        if self._execute(connection, "enqueue", self._enqueue, values).written != 1:
+            raise StoreUnavailable(repr(self), "enqueue", "the table of messages gave it the number of another one")
 
     def take(self, limit: int, hold: int) -> list[TakenMessage]:
         """See :meth:`celery_idempotent.stores.Outbox.take`.
@@ -230,7 +231,10 @@ class StatementStore(ABC, Generic[_C]):
                 raise RecordTooLarge(f"max_allowed_packet is {largest} bytes; a byte of a result may need two of them")
             return self._ask(connection, statement, parameters)
         except self.errors as error:
-            raise self._explained(error, operation) from self._cause_of(error)
+            cause = self._cause_of(error)
+            if meaning_of(cause) is Meaning.DUPLICATE:  # MySQL's; the others are asked in a way that gives no error
+                return Reply((), 0)
+            raise self._explained(error, operation) from cause
 
     def _ask(self, connection: _C, statement: Executable, parameters: Parameters) -> Reply:
         asked_at = self._clock.before_asking()

@@ -2,7 +2,7 @@
 
 :class:`Statements` hands each to ``execute``, which is :meth:`StatementStore._execute` on some connection: it runs that
 statement alone, in autocommit mode or inside a transaction whose end it leaves to somebody else, and raises
-:class:`DuplicateKey`, :class:`UnreadableRow`, or what a store raises.
+:class:`UnreadableRow`, or what a store raises.
 
 A swap is one statement on PostgreSQL. Elsewhere it is one if it wins; if it does not, a second one reads why.
 """
@@ -36,7 +36,7 @@ class Reply(NamedTuple):
 
     #: The rows it returned, by column name, with values as the driver gives them.
     rows: Sequence[Row]
-    #: How many rows it wrote; without meaning where it returned rows.
+    #: How many rows it wrote, none if its primary key is there already; without meaning where it returned rows.
     written: int
 
 
@@ -46,10 +46,6 @@ Execute = Callable[[sa.Executable, Parameters], Reply]
 
 class UnreadableRow(StoreMisconfigured):
     """The driver cannot decode a row."""
-
-
-class DuplicateKey(Exception):
-    """MySQL refused an INSERT because its primary key is there already; the others are asked so that they do not."""
 
 
 _STALE_ANSWERS = 100
@@ -290,11 +286,8 @@ class Statements:
                 # more commit waits for both.
                 execute(self._touch, {"key": parameters["key"], "expected": self._as_compared(new.revision)})
             return stored
-        try:
-            if execute(write, parameters).written == 1:
-                return new
-        except DuplicateKey:
-            pass
+        if execute(write, parameters).written == 1:
+            return new
         return self._found(execute(self._look, {"key": parameters["key"]}))
 
     def _found(self, reply: Reply) -> Record | None:

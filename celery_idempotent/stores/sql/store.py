@@ -51,7 +51,7 @@ from celery_idempotent.stores.sql.schema import (
     records_table,
 )
 from celery_idempotent.stores.sql.statement_store import StatementStore, Values, answer, unless_undone
-from celery_idempotent.stores.sql.statements import RELATION, DuplicateKey, Execute, Reply
+from celery_idempotent.stores.sql.statements import RELATION, Execute, Reply
 
 _TIMEOUT = 5.0
 """Seconds. A server that needs longer is in trouble, and leases would end meanwhile."""
@@ -267,9 +267,6 @@ class SQLStore(StatementStore[AnyConnection]):
                 lent = pool.lend(pool.engine.raw_connection)
         try:
             yield lent
-        except DuplicateKey:
-            pool.keep(lent)
-            raise
         except BaseException:
             # It may stand in the middle of an answer, inside a transaction, or before a server that only reads.
             drop(lent)
@@ -283,8 +280,6 @@ class SQLStore(StatementStore[AnyConnection]):
                 with self.explaining(operation):
                     self._begin(connection)
                 yield connection
-            except DuplicateKey:
-                raise
             except BaseException:
                 connection.invalidate()
                 raise
