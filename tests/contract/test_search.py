@@ -15,10 +15,11 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing.contract import a_record
 
 LABELS = ("acme/7", "acme/70", "acme", "ACME/7", "a_me/7", "acme%", "", "ÄCME", "a\0b", "a\x1bb", "a\\b", "shop")
-KEYS = ("shop:1:ab", "ab", "shop:AB", "shop:o-1", "o-1\\x00", "id-3", "shop", "b_", "%", ":", "a\\")
+KEYS = ("shop:1:ab", "ab", "shop:AB", "shop:o-1", "o-1\\x00", "id-3", "shop", "b_", "%", ":", "a\\", "%" * 60_000)
 ASKED = (
     *(Filter(label=each) for each in ("acme/7", "acme/*", "acme*", "a_*", "*", "Ä*", "a\0*", "a\x1b*", "a\\*", "%")),
     *(Filter(key=each) for each in KEYS),
+    Filter(label="%" * 60_000 + "*"),
     Filter(worker="w1", older_than=5_000),
     *(Filter(status=each, older_than=1) for each in ("UNKNOWN", "COMPLETED", "FORGOTTEN")),
 )

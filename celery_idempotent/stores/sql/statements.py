@@ -55,6 +55,9 @@ same moment, so a primary never gets near it."""
 _PAGE = 200
 """Records that a scan reads at a time."""
 
+_LONGEST_PATTERN = 2048
+"""Characters that a LIKE looks for: more than a key or label has. SQLite refuses those of 50,000 bytes."""
+
 _OUTCOMES = (str(Status.COMPLETED), str(Status.FAILED))
 _WON = "won"
 _KIND = "kind"
@@ -172,12 +175,12 @@ class Statements:
             yield columns.updated_at < before
         is_encrypted = columns.label.startswith(ENCRYPTED_TEXT)
         if (prefix := wanted.get("label_prefix")) is not None:
-            yield columns.label.startswith(_stored(prefix), autoescape=True) | is_encrypted
+            yield columns.label.startswith(_stored(prefix)[:_LONGEST_PATTERN], autoescape=True) | is_encrypted
         if (text := wanted.get("name")) is not None:
             key, whole, last = sa.type_coerce(self._key, sa.Text), _stored(text), _stored(text.rpartition(":")[2])
-            begins = [key.startswith(each, autoescape=True) for each in (whole, last)]
-            named = columns.task_id == whole, columns.label == whole, key.contains(f":{last}", autoescape=True)
-            yield sa.or_(*begins, *named, is_encrypted)
+            begins = [key.startswith(each[:_LONGEST_PATTERN], autoescape=True) for each in (whole, last)]
+            holds = key.contains(f":{last}"[:_LONGEST_PATTERN], autoescape=True)
+            yield sa.or_(*begins, holds, columns.task_id == whole, columns.label == whole, is_encrypted)
 
     def _page(self, execute: Execute, page: sa.Select[Any]) -> Sequence[Row]:
         """The rows; of a page with text that is not UTF-8, which only SQLite keeps, the keys alone, as bytes."""
