@@ -3,15 +3,15 @@ contract that every store passes. The pytest fixtures are in ``pytest_celery_ide
 """
 
 from celery_idempotent.integration.operating.watching import SeenEffect, watch_effects
-from celery_idempotent.testing.contract import (
+from celery_idempotent.testing.contract.capabilities import (
     CommittingContract,
     OutageContract,
     OutboxContract,
     PurgeableContract,
-    StoreContract,
     TransactionalContract,
     VerifiableContract,
 )
+from celery_idempotent.testing.contract.store import StoreContract
 from celery_idempotent.testing.coverage import Death, EffectCoverage, effect_coverage
 from celery_idempotent.testing.effects import assert_effect_once
 from celery_idempotent.testing.stores import FakeClock, FakeStore, FaultyStore, StoreWrapper

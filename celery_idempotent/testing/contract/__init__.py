@@ -23,27 +23,6 @@ The store may hold records of others: every test uses keys of its own. All tests
 a store and assert, so they can be called without pytest, too.
 """
 
-from celery_idempotent.testing.contract.capabilities import (
-    CommittingContract,
-    OutageContract,
-    OutboxContract,
-    PurgeableContract,
-    TransactionalContract,
-    VerifiableContract,
-)
 from celery_idempotent.testing.contract.records import a_claim, a_completion, a_record, a_rival
-from celery_idempotent.testing.contract.store import StoreContract
 
-__all__ = [
-    "CommittingContract",
-    "OutageContract",
-    "OutboxContract",
-    "PurgeableContract",
-    "StoreContract",
-    "TransactionalContract",
-    "VerifiableContract",
-    "a_claim",
-    "a_completion",
-    "a_record",
-    "a_rival",
-]
+__all__ = ["a_claim", "a_completion", "a_record", "a_rival"]

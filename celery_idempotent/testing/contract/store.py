@@ -4,7 +4,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
@@ -116,11 +116,8 @@ class StoreContract:
             store.close()  # its own connections, not its parent's
             return answers
 
-        def idle_child() -> tuple[Record | None, Record | None, Record | None]:
-            store.close()
-            return before, None, None
-
-        (seen, swapped, got), (seen_by_other, _, _), _ = in_children([child, child, idle_child])
+        works: list[Callable[[], Any]] = [child, child, store.close]
+        (seen, swapped, got), (seen_by_other, _, _), _ = in_children(works)
 
         assert seen == seen_by_other == before
         assert swapped == got
