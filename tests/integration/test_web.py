@@ -149,8 +149,8 @@ def test_incident_is_judged_in_bulk(site: Site, person: Visitor) -> None:
 
     person.browser.find_element(By.CSS_SELECTOR, "section a").click()
     shown = person.sees(".timeline", "judged-record")
-    assert "why: PSP-1234: the provider has the charge" in shown
-    assert "its error: attempt 1 on celery@worker-3 ended without an outcome" in shown
+    assert "because: PSP-1234: the provider has the charge" in shown
+    assert "it had said: attempt 1 on celery@worker-3 ended without an outcome" in shown
 
 
 @pytest.mark.parametrize(("width", "dark"), [(360, True), (1280, False)], ids=["phone-dark", "wide-light"])

@@ -197,8 +197,8 @@ BY_HAND = replace(a_record(), verdict={"action": ["x"], "at": "x"})
 ONE = "Attempt 1 claimed it"
 ALIVE = f"{ONE}; Last sign of life"
 TAKEOVER = "Attempt 3 took over: the 2 attempts before it never ended"
-TOOK_STEPS = f"{TAKEOVER}; Step charge ended; Step mail ended; Step odd; Step sms began"
-JUDGEMENT = "Attempt 2 took over: the attempt before it never ended; Verdict: it happened; Completed"
+TOOK_STEPS = f"{TAKEOVER}; Step charge; Step mail; Step odd; Step sms"
+JUDGEMENT = "Attempt 2 took over: the attempt before it never ended; Verdict: completed; Completed"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ JUDGEMENT = "Attempt 2 took over: the attempt before it never ended; Verdict: it
         (a_record().but(lease_until=NOW), NOW, f"{ALIVE}; The lease was over"),
         (TAKEN, NOW, f"First recorded; {TOOK_STEPS}; Nobody can tell whether the effect happened"),
         (JUDGED, NOW, f"First recorded; {JUDGEMENT}; The outcome will be forgotten"),
-        (ERASED, NOW, f"{ONE}; Verdict: forgotten on purpose; Forgotten"),
+        (ERASED, NOW, f"{ONE}; Verdict: forget; Forgotten"),
         (ANNOUNCED, NOW, "Recorded by a publisher"),
         (GIVEN_BACK, NOW, "First recorded; Attempt 2 claimed it; Given back, to be run by the next delivery"),
         (BY_HAND, NOW, f"{ONE}; Verdict: ['x']; {ALIVE[-17:]}; The lease ends, unless renewed"),
@@ -223,8 +223,9 @@ def test_timeline_tells_what_happened_in_its_order(record: Record, now: int, tit
 def test_timeline_tells_who_and_why_and_until_when_the_outcome_counts() -> None:
     """That is until when a duplicate is answered, though a verdict keeps the record."""
     assert timeline(TAKEN, NOW)[-1].details == ("lost",)
-    verdict = timeline(JUDGED, NOW)[2]
-    assert verdict.details == ("by: bob", "why: PSP-2", "judged: it was UNKNOWN, attempt 2", "its error: lost")
+    assert timeline(TAKEN, NOW)[-2].details == ("began at 2027-01-15 08:00:09.000 UTC in attempt 3, and did not end",)
+    said = "completed by bob, on UNKNOWN after attempt 2, because: PSP-2 (it had said: lost)"
+    assert timeline(JUDGED, NOW)[2].details == (f"2027-01-15 08:00:03.000 UTC {said}",)
     kept = replace(a_completion(a_record()), expires_at=NOW, verdict={"counts_until": NOW + 1_000})
     assert timeline(kept, NOW)[-1].at == NOW + 1_000
 

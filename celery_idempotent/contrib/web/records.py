@@ -9,7 +9,7 @@ from celery_idempotent.engine.search import FORGOTTEN, Filter, find, reads_all
 from celery_idempotent.integration.operating import display, verdicts
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.record import Record, Status
-from celery_idempotent.protocol.steps import Begun, Finished
+from celery_idempotent.protocol.steps import Begun
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.protocol.verdicts import Action, counts_until, is_erased
 
@@ -138,7 +138,8 @@ def timeline(record: Record, now: int) -> list[Moment]:
 
 
 def _claims(record: Record) -> Iterator[Moment]:
-    by = _details({"on": record.worker, "task id": record.task_id, "process": record.process}, " ")
+    by_whom = {"on": record.worker, "task id": record.task_id, "process": record.process}
+    by = tuple(f"{name} {value}" for name, value in by_whom.items() if value)
     if not record.attempts:
         yield Moment(record.created_at, "claim", "Recorded by a publisher", (f"task id {record.task_id}",))
     elif record.attempts == 1:
@@ -153,35 +154,17 @@ def _claims(record: Record) -> Iterator[Moment]:
         yield Moment(record.fencing_token, "claim", f"Attempt {record.attempts} {how}", by)
 
 
-def _details(lines: Mapping[str, Any], between: str = ": ") -> tuple[str, ...]:
-    return tuple(f"{name}{between}{value}" for name, value in lines.items() if value)
-
-
 def _step(name: str, plain: Any) -> Moment:
-    match display.step_of(plain):
-        case Begun(at, attempt):
-            return Moment(at, "UNKNOWN", f"Step {name} began", (f"in attempt {attempt}; no end is recorded",))
-        case Finished(result, lost):
-            kept = f"lost: {lost}" if result is None else "recorded"
-            return Moment(None, "step", f"Step {name} ended", (f"its result is {kept}; it is not made again",))
-        case _:
-            return Moment(None, "step", f"Step {name}", ("not readable by this version",))
+    state = display.step_of(plain)
+    at, kind = (state.at, "UNKNOWN") if isinstance(state, Begun) else (None, "step")
+    return Moment(at, kind, f"Step {name}", (display.step_state(plain),))
 
 
 def _verdict(told: Mapping[str, Any]) -> Moment:
-    at, action = told.get("at"), told.get("action", "?")
-    judged = f"it was {told.get('status', '?')}, attempt {told.get('attempt', '?')}"
-    lines = {"by": told.get("by"), "why": told.get("reason"), "judged": judged, "its error": told.get("error")}
-    title = f"Verdict: {_MEANINGS.get(str(action), action)}"
-    return Moment(at if isinstance(at, int) else None, "verdict", title, _details(lines))
+    at = told.get("at")
+    title = f"Verdict: {told.get('action')}"
+    return Moment(at if isinstance(at, int) else None, "verdict", title, (display.verdict(told),))
 
-
-_MEANINGS: Mapping[str, str] = {
-    Action.COMPLETED: "it happened",
-    Action.RERUN: "it did not happen",
-    Action.RELEASE: "the claim is given back",
-    Action.FORGET: "forgotten on purpose",
-}
 
 _TITLES = {
     Status.IN_PROGRESS: "Last sign of life",
