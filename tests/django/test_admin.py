@@ -308,10 +308,10 @@ def test_only_what_a_record_can_take_is_offered(store: DjangoStore, operator: Cl
 @pytest.mark.parametrize(
     ("kind", "fields", "said", "value"),
     [
-        ("resolve", {"verdict": "completed", "result": '{"id": "re_1"}'}, "Resolved: it happened", {"id": "re_1"}),
-        ("resolve", {"verdict": "rerun", "result": "no JSON"}, "Resolved: it did not happen", None),
-        ("release", {}, "Released", None),
-        ("forget", {}, "Forgotten", None),
+        ("resolve", {"verdict": "completed", "result": '{"id": "re_1"}'}, "Given: It happened", {"id": "re_1"}),
+        ("resolve", {"verdict": "rerun", "result": "no JSON"}, "Given: It did not happen", None),
+        ("release", {}, "Given: Give the claim back", None),
+        ("forget", {}, "Given: Forget the outcome", None),
     ],
     ids=["completed", "rerun", "release", "forget"],
 )
@@ -446,7 +446,7 @@ def test_not_more_is_judged_than_a_person_can_check(
     assert "Release at most 2 at a time" in _messages(_selected(operator, "release", *records))
     assert 'name="seen"' in _text(_selected(operator, "release", *records[1:]))
     assert "Release at most 2 at a time" in _messages(_judge(operator, "release", *records))
-    assert _messages(_judge(operator, "release", *records[1:])).count("Released") == 2
+    assert _messages(_judge(operator, "release", *records[1:])).count("Given: ") == 2
 
 
 @pytest.mark.parametrize(

@@ -188,10 +188,7 @@ class ResolveForm(VerdictForm):
     verdict = forms.ChoiceField(
         label="What the receiver says",
         widget=forms.RadioSelect,
-        choices=[
-            ("completed", "It happened. Answer every later delivery with the result below."),
-            ("rerun", "It did not happen. The next delivery runs the task."),
-        ],
+        choices=[(str(each), ". ".join(verdicts.CHOICES[each])) for each in (Action.COMPLETED, Action.RERUN)],
     )
     result = forms.CharField(
         label="Result to replay, as JSON",
@@ -230,15 +227,6 @@ class _Kind:
         now = project.store_of_admin().now()
         return self.action in fitting(row.fetched, grace=project.runtime().grace, now=now)
 
-
-_AGAIN = "The next delivery runs the task; if there is none, publish it again."
-
-_DONE = {
-    Action.COMPLETED: "Resolved: it happened. Later deliveries get the result.",
-    Action.RERUN: f"Resolved: it did not happen. {_AGAIN}",
-    Action.RELEASE: f"Released. {_AGAIN}",
-    Action.FORGET: "Forgotten. The next delivery is a new operation.",
-}
 
 _KINDS = (
     _Kind(
@@ -420,7 +408,7 @@ class IdempotencyRecordAdmin(_Admin):
             except StoreUnavailable as error:
                 answer, level = f"It is not certain what was written; look again ({error}).", messages.ERROR
             else:
-                answer, level = _DONE[action], messages.SUCCESS
+                answer, level = f"Given: {'. '.join(verdicts.CHOICES[action])}", messages.SUCCESS
                 self.log_change(request, row, f"{answer} Reason: {reason}")
             # The key comes last: Django begins a message with a capital letter, and a key must be shown as it is.
             self.message_user(request, f"{answer} Key: {row}", level)

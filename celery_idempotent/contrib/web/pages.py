@@ -20,13 +20,13 @@ from starlette.types import ASGIApp
 
 from celery_idempotent.contrib.web.guard import Denied, PageAccess, Sessions, set_cookie, with_headers
 from celery_idempotent.contrib.web.overview import OPEN, Overview, exposed
-from celery_idempotent.contrib.web.records import CHOICES, PAGE, STATUSES, Form, ago, answer, search_of, timeline
+from celery_idempotent.contrib.web.records import PAGE, STATUSES, Form, ago, answer, search_of, timeline
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.verdicts import fitting
 from celery_idempotent.errors import IdempotencyError, StoreUnavailable
 from celery_idempotent.integration import binding
 from celery_idempotent.integration.operating import display
-from celery_idempotent.integration.operating.verdicts import Judged, judge_each
+from celery_idempotent.integration.operating.verdicts import CHOICES, Judged, judge_each
 from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.protocol.contents import reveal

@@ -54,21 +54,6 @@ def answer(store: Store, search: Mapping[str, Any]) -> tuple[list[Record], bool,
     return sorted(records[:PAGE], key=lambda each: each.updated_at), len(records) > PAGE, reads_all(store, wanted)
 
 
-CHOICES: Mapping[Action, tuple[str, str]] = {
-    Action.COMPLETED: ("It happened", "Every later delivery is answered with the result that you state."),
-    Action.RERUN: ("It did not happen", "The next delivery runs the task. There must be one: publish it again."),
-    Action.RELEASE: (
-        "Give the claim back",
-        "The attempt is gone and had no effect, or may have it again. The next delivery runs the task.",
-    ),
-    Action.FORGET: (
-        "Forget the outcome",
-        "The next delivery is a new operation, and runs the task again. Nothing of this one stays.",
-    ),
-}
-"""By verdict, what a person is asked, and what follows from it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """What a person has filled in; ``errors`` by field, where that cannot be a verdict."""

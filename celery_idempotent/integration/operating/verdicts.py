@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from celery import Celery, current_app
@@ -125,6 +125,20 @@ def judge(
     report_verdict(app, judged)
     return judged
 
+
+CHOICES: Mapping[Action, tuple[str, str]] = {
+    Action.COMPLETED: ("It happened", "Every later delivery is answered with the result that you state."),
+    Action.RERUN: ("It did not happen", "The next delivery runs the task. There must be one: publish it again."),
+    Action.RELEASE: (
+        "Give the claim back",
+        "The attempt is gone and had no effect, or may have it again. The next delivery runs the task.",
+    ),
+    Action.FORGET: (
+        "Forget the outcome",
+        "The next delivery is a new operation, and runs the task again. Nothing of this one stays.",
+    ),
+}
+"""By verdict, what a person states on a page, and what follows from it."""
 
 REFUSED = (PolicyError, StoreMisconfigured, RecordTooLarge)
 """What says that a verdict was not given, and certainly not."""
