@@ -158,6 +158,7 @@ def test_damage_in_what_is_certainly_not_meant_is_not_named(on_redis: Place, cap
         (Status.IN_PROGRESS, "status", None, True),
         (Status.IN_PROGRESS, "attempts", "many", False),
         (Status.UNKNOWN, "attempts", "many", True),
+        (Status.IN_PROGRESS, "RPUSH", "x", True),
     ):
         record = a_record().but(status=status)
         on_redis.store.swap(record, None)
@@ -233,7 +234,7 @@ def test_damaged_step_is_not_made_again(damage: Any, on_redis: Place) -> None:
 def test_commands_pass_over_what_they_cannot_read(on_redis: Place, caplog: pytest.LogCaptureFixture) -> None:
     """``list`` and ``purge`` do their work and name it; ``show`` says what is wrong."""
     app = an_app(idempotency_store=on_redis.store)
-    damaged, late, good = (replace(a_record(), status=Status.RELEASED, updated_at=1) for _ in range(3))
+    damaged, late, good = (replace(a_record(), status=Status.RELEASED, updated_at=each) for each in (1, 1, 2))
     for each in (damaged, late, good):
         on_redis.store.swap(each, None)
     on_redis.spoil(damaged.key, "status", "DONE")

@@ -4,9 +4,10 @@
 import os
 import socket
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -277,34 +278,33 @@ def listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_only_what_is_meant_is_read(listed: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of records that have another status, task or label, only these fields are asked for; no label is a label."""
+    """Of others no field is asked for beyond the one that tells, and of two the rarer first; no label is a label."""
     for _ in range(20):
         kept(listed, label="acme/8")
     plain, labelled = kept(listed, label=""), kept(listed, label="acme/7")
     both, unknown = kept(listed, label="acme/7", task="mail"), kept(listed, status=Status.UNKNOWN, updated_at=1)
-    read: list[bytes] = []
-    whole = hashes._read
-
-    def noted(client: Any, names: Sequence[bytes]) -> Any:
-        read.extend(names)
-        return whole(client, names)
-
-    monkeypatch.setattr(hashes, "_read", noted)
-
+    servers, read = hashes.primaries(listed._connected()), Mock(wraps=hashes._read)
+    monkeypatch.setattr(hashes, "_read", read)
     wanted: Any
-    for wanted, meant in (
-        ({"label": ""}, [plain]),
-        ({"label": "acme/7"}, [labelled, both]),
-        ({"label": "acme/7", "task": "mail"}, [both]),
-        ({"status": Status.UNKNOWN}, [unknown]),
-        ({"worker": "nobody"}, []),
-        ({"name": both.key}, [both]),
-        ({"label_prefix": "acme/7"}, [labelled, both]),
-        ({"oldest": 1}, [unknown]),
+    for wanted, meant, fields_of_24 in (
+        ({"label": ""}, [plain], 24),
+        ({"label": "acme/7"}, [labelled, both], 24),
+        ({"label": "acme/7", "task": "mail"}, [both], 24 + 2),
+        ({"status": Status.UNKNOWN}, [unknown], 24),
+        ({"worker": "nobody"}, [], 24),
+        ({"name": both.key}, [both], 2 * 23),
+        ({"label_prefix": "acme/7"}, [labelled, both], 24),
+        ({"oldest": 1}, [unknown], 24),
+        ({"before": 2}, [unknown], 24),
     ):
+        for server in servers:
+            server.config_resetstat()
         assert {each.key for each in listed.scan(**wanted)} == {each.key for each in meant}
-        assert sorted(read) == sorted(listed._redis_key(each.key) for each in meant)
-        read.clear()
+        names = sorted(name for each in read.call_args_list for name in each.args[1])
+        assert names == sorted(listed._redis_key(each.key) for each in meant)
+        told = [each.info("commandstats").get("cmdstat_hget", {"calls": 0}) for each in servers]
+        assert sum(each["calls"] for each in told) == fields_of_24
+        read.reset_mock()
     assert len(list(listed.scan())) == 24
 
 
@@ -325,7 +325,7 @@ def test_what_changes_meanwhile_is_not_listed_as_it_was(listed: RedisStore, monk
 def test_refused_search_is_no_empty_list(listed: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a server says in place of a record is told, unless it says that this is none, or has moved."""
     kept(listed)
-    monkeypatch.setattr(hashes, "_SEARCH", hashes._SEARCH.replace("HMGET", "NONE"))
+    monkeypatch.setattr(hashes, "_SEARCH", hashes._SEARCH.replace("HGET", "NONE"))
     with pytest.raises(StoreUnavailable, match="(?i)unknown"):
         list(listed.scan(status=Status.UNKNOWN))
 

@@ -33,7 +33,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
             yield store
     else:
         url = servers.url if request.param == "redis_server" else f"redis+cluster://{servers.address}"
-        with closing(open_store(f"{url}?prefix={{{request.node.name}}}:")) as store:
+        with closing(open_store(f"{url}?prefix={{{request.node.name}}}-")) as store:
             yield store
 
 

@@ -74,7 +74,7 @@ def test_permission_to_wait_is_needed_where_it_is_said(redis_server: EmbeddedRed
     [
         ("", set()),
         ("+scan", {"effects", "list", "stats", "purge"}),
-        ("+hmget", {"effects", "list", "purge"}),
+        ("+hget", {"effects", "list", "purge"}),
         ("+del", {"purge"}),
     ],
 )

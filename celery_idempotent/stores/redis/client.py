@@ -46,7 +46,7 @@ _RULES = (
         text="ACL failure in script|can't run this command",
         remedy="the user may not do this; grant it "
         "+evalsha +eval +time +hgetall +hset +hdel +persist +pexpireat on keys that begin with the store's prefix, "
-        "+client|setname, and to an operator also +scan +hmget +del",
+        "+client|setname, and to an operator also +scan +hget +del",
     ),
     OTHER_TYPE,
     Rule(
