@@ -26,11 +26,12 @@ from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import BLANK, Record, Status
 from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge, TakenMessage, WaitingMessage, Wanted
 from celery_idempotent.stores.clock import ServerClock
-from celery_idempotent.stores.failures import Meaning, warn_if_exposed, warn_of_losses
+from celery_idempotent.stores.failures import Meaning, warn, warn_if_exposed, warn_of_losses
 from celery_idempotent.stores.sql.drivers import exposure
 from celery_idempotent.stores.sql.errors import CREATION, OTHER_TABLE, explained, meaning_of
 from celery_idempotent.stores.sql.statements import (
     MYSQL_GREETING,
+    RELATION,
     SERVER_NOW,
     Execute,
     Parameters,
@@ -190,13 +191,16 @@ class StatementStore(ABC, Generic[_C]):
     def verify(self) -> None:
         """See :meth:`celery_idempotent.stores.VerifiableStore.verify`; writes records and rolls them back.
 
-        Warns of settings under which the server forgets what it has acknowledged, and of a connection to another
-        machine that others can read.
+        Warns of indexes that are missing, of settings under which the server forgets what it has acknowledged, and of a
+        connection to another machine that others can read.
         """
         with self._connected("verify") as connection:
             execute = partial(self._execute, connection, "verify")
             with self._undone(connection, "verify"):
                 try_out(self._statements, execute, repr(self))
+            if lacking := lacking_indexes(self.table, self.dialect, execute):
+                made = f"create it with: {self.creation}; or as celery -A <your app> idempotency ddl prints it"
+                warn(repr(self), f"the table has no index {', '.join(lacking)}, so lists read all of it; {made}")
             warn_of_losses(repr(self), losses_of(self.dialect, execute))
             warn_if_exposed(repr(self), exposure(self._of_driver(connection)), _VERIFIED.get(self.dialect, ""))
 
@@ -344,6 +348,26 @@ def try_out(statements: Statements, execute: Execute, store: str) -> None:
         stored = statements.swap(execute, new, expected)
         if (stored is not None and stored.revision == new.revision) is not shall_win:
             raise StoreMisconfigured(store, "verify", f"{OTHER_TABLE} (its key is not compared byte by byte)")
+
+
+_MYSQL_INDEXES = (
+    "SELECT DISTINCT index_name AS name FROM information_schema.statistics "
+    "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name"
+)
+_INDEXES = {
+    "postgresql": "SELECT relname AS name FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid "  # noqa: S608 - a constant
+    f"WHERE indrelid = {RELATION} AND indisvalid",
+    "mysql": _MYSQL_INDEXES,
+    "mariadb": _MYSQL_INDEXES,
+    "sqlite": "SELECT name FROM pragma_index_list(:name)",
+}
+"""By dialect, a question for the indexes of a table that can be used."""
+
+
+def lacking_indexes(table: Table, dialect: str, execute: Execute) -> Sequence[str]:
+    """The names of those that the schema has and the database has not."""
+    found = execute(text(_INDEXES[dialect]), {"schema": table.schema, "name": table.name}).rows
+    return sorted({str(each.name) for each in table.indexes} - {row["name"] for row in found})
 
 
 def losses_of(dialect: str, execute: Execute) -> str:
