@@ -26,7 +26,15 @@ from celery_idempotent.protocol.store import (
     WriteFailed,
 )
 from celery_idempotent.testing.contract.parallel import race
-from celery_idempotent.testing.contract.records import a_claim, a_completion, a_record, a_rival, ask_again, reply_of
+from celery_idempotent.testing.contract.records import (
+    a_claim,
+    a_completion,
+    a_record,
+    a_rival,
+    ask_again,
+    claim_over,
+    reply_of,
+)
 
 _ROUNDS = 10
 
@@ -139,7 +147,7 @@ class PurgeableContract:
             forgotten = [_outcome(store, Status.COMPLETED, store.now() // 1000 - 5) for _ in range(8)]
             claims = [a_rival(each) for each in forgotten]
             calls: list[Callable[[], Any]] = [partial(store.purge, 100)] * 2
-            calls += [partial(_claim, store, *each) for each in zip(forgotten, claims, strict=True)]
+            calls += [partial(claim_over, store, *each) for each in zip(forgotten, claims, strict=True)]
 
             race(calls)
             _purge_all(store)
@@ -404,15 +412,6 @@ class OutboxContract:
 
 def _outcome(store: Store, status: Status, expires_at: int) -> Record:
     return a_claim(store, status=status, result="1", expires_at=expires_at)
-
-
-def _claim(store: Store, forgotten: Record, claim: Record) -> None:
-    """As a delivery claims a key whose outcome is forgotten: expecting what it saw, or nothing."""
-    for expected in (None, forgotten.revision, None):
-        stored = store.swap(claim, expected)
-        if stored == claim:
-            return
-    raise AssertionError(f"neither the outcome nor its absence could be replaced; there is {stored}")
 
 
 def _purge_all(store: PurgeableStore) -> None:

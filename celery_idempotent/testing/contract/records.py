@@ -67,6 +67,16 @@ def a_rival(record: Record) -> Record:
     return replace(a_record(), key=record.key)
 
 
+def claim_over(store: Store, forgotten: Record, claim: Record) -> None:
+    """Claim a key whose outcome is forgotten, as a delivery does: expecting what it saw, or nothing."""
+    for expected in (None, forgotten.revision, None):
+        stored = store.swap(claim, expected)
+        assert stored in (claim, None if expected else forgotten), f"neither the claim nor what was there: {stored}"
+        if stored == claim:
+            return
+    raise AssertionError("neither the outcome nor its absence could be replaced")
+
+
 def reply_of(call: Callable[[], object]) -> object:
     """The ``StoreUnavailable`` or ``WriteFailed`` that ``call`` raises, or else what it returns."""
     try:

@@ -4,8 +4,8 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -17,7 +17,16 @@ from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import SCHEMA, Record, Status
 from celery_idempotent.protocol.store import IndexedStore, RecordTooLarge, Store
 from celery_idempotent.testing.contract.parallel import Exchange, in_children, is_linearizable, race, shown, wait_until
-from celery_idempotent.testing.contract.records import LONG_AFTER, a_claim, a_record, a_rival, ask_again, reply_of
+from celery_idempotent.testing.contract.records import (
+    LONG_AFTER,
+    a_claim,
+    a_completion,
+    a_record,
+    a_rival,
+    ask_again,
+    claim_over,
+    reply_of,
+)
 
 _RACES = 6
 _ROUNDS = 10
@@ -65,20 +74,14 @@ class StoreContract:
         """
         return store
 
-    @contextmanager
-    def another(self, store: Store) -> Iterator[Store]:
-        """The same, closed at the end of the block."""
-        other = self.reopen(store)
-        with nullcontext() if other is store else closing(other):
-            yield other
-
     def test_calls_at_once_have_one_history(self, store: Store) -> None:
         """Claims, takeovers, endings, deletions and resends at once look as if one came after the other.
 
         They come from threads on two instances. Every reply is one whole write, of the key that was asked for, and a
         scan beside them finds all that nobody touches.
         """
-        with self.another(store) as other:
+        other = self.reopen(store)
+        with nullcontext() if other is store else closing(other):
             for seed in range(_RACES):
                 task = uuid4().hex
                 untouched = {each.key: each for each in (_version(f"{task}:{n}", new_nonce()) for n in range(10))}
@@ -227,25 +230,12 @@ class StoreContract:
     def test_expired_outcome_is_whole_or_absent_and_gives_way(self, store: Store) -> None:
         """An outcome past its expiry may be deleted at any time; a new claim then wins, knowing it or not."""
         claimed = a_claim(store)
-        outcome = replace(
-            claimed,
-            revision=new_nonce(),
-            status=Status.COMPLETED,
-            result='"x"',
-            content_type="application/json",
-            expires_at=store.now() // 1000 - 60,
-        )
+        outcome = replace(a_completion(claimed), expires_at=store.now() // 1000 - 60)
         assert store.swap(outcome, claimed.revision) == outcome
 
         assert store.get(outcome.key) in (outcome, None)
         anew = a_rival(outcome)
-        stored = store.swap(anew, None)
-        assert stored in (outcome, anew)
-        if stored == outcome:
-            stored = store.swap(anew, outcome.revision)
-        if stored is None:  # deleted between the two
-            stored = store.swap(anew, None)
-        assert stored == anew
+        claim_over(store, outcome, anew)
         assert store.get(outcome.key) == anew
 
     def test_only_an_outcome_with_an_expiry_is_forgotten(self, store: Store) -> None:
