@@ -120,10 +120,9 @@ class Subject:
     def listings(self) -> dict[str, float]:
         """Seconds in which the few records that wait for a person are listed, by their status and by their label."""
         template: Any = self.store.get(key_of(0))
+        unknown = template.but(status=Status.UNKNOWN, label=_LABEL, result=None, content_type=None, expires_at=None)
         for number in range(_UNKNOWN):
-            gone = dict.fromkeys(("result", "content_type", "expires_at"))
-            named = {"key": key_of(f"unknown {number}"), "revision": uuid4().hex, "label": _LABEL}
-            self.store.swap(template.but(status=Status.UNKNOWN, **named, **gone), None)
+            self.store.swap(unknown.but(key=key_of(f"unknown {number}"), revision=uuid4().hex), None)
         return {by: median(self._seconds({by: asked}) for _ in range(_LISTINGS)) for by, asked in _ASKED.items()}
 
     def _seconds(self, asked: Mapping[str, Any]) -> float:
@@ -170,8 +169,8 @@ def measure(dynamodb: DynamoDB, rounds: int) -> Section:
         f"for each size, filled with copies of one completed record. {rounds} rounds after {WARM_UP} to warm up; in "
         "each, every store of every size gets one new key and one duplicate of a record drawn from all it holds, in "
         "random order. CPU is user and system time of the calling process. A ratio is that of two calls of one round, "
-        "to the store with the fewest records. The DynamoDB here is an emulator that keeps a table in a Python dict, "
-        f"so its times say nothing about AWS. Listing is `scan` with {_UNKNOWN} records that fit, median of "
+        "to the store with the fewest records. The DynamoDB here is an emulator that counts a table's items after each "
+        f"write, so its clock says nothing about AWS. Listing is `scan` with {_UNKNOWN} records that fit, median of "
         f"{_LISTINGS}, on DynamoDB by its optional indexes; that and memory give all for name and age.",
         [
             *(_grid(call, costs) for call in CALLS),
@@ -209,9 +208,9 @@ def _grid(call: str, costs: Mapping[str, BySize]) -> Grid:
 
 def _goals(costs: Mapping[str, BySize], seconds: Mapping[str, Mapping[str, float]]) -> Iterator[Goal]:
     for name, by_size in costs.items():
-        for clock, what in CLOCKS.items():
+        for clock in ("cpu",) if name == "DynamoDB" else CLOCKS:  # on its clock a bare `put_item` grows as much
             call, measured = steepest(by_size, clock)
-            subject = f"{name}, {min(by_size):,} to {max(by_size):,} records, {what}"
+            subject = f"{name}, {min(by_size):,} to {max(by_size):,} records, {CLOCKS[clock]}"
             yield Goal(subject, f"at most {FLAT} times", f"{measured:.3f} ({call})", measured <= FLAT)
         for by, took in seconds[name].items():
             subject = f"{name}, {_UNKNOWN} UNKNOWN of {max(by_size):,} by {by}"
