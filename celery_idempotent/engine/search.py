@@ -166,11 +166,6 @@ class Summary:
     oldest: Mapping[str, int]
 
 
-def summary(store: Store) -> Summary:
-    """Count all records; reads the whole store."""
-    return summarised(store.scan(), store.now())
-
-
 def summarised(records: Iterable[Record], now: int) -> Summary:
     by_status: Counter[str] = Counter()
     by_task: dict[str, Counter[str]] = {}

@@ -130,10 +130,12 @@ def test_reading_all_records_is_announced(app: Celery, monkeypatch: pytest.Monke
         "forget --label acme/7 --dry-run",
     ):
         run(app, *arguments.split())
-        assert said.pop() == "reading all records, as no index tells which are meant"
+        assert said.pop() == "reading all records, as no index tells which are meant; found"
     for arguments in ("list --status UNKNOWN", f"show {record.key}"):
         run(app, *arguments.split())
-    assert said == ["reading"]
+    assert said == ["reading; found"]
+    run(app, "stats")
+    assert said[1:] == ["reading all records; read"]
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,9 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
 
 
 def _reading(store: Store, wanted: Filter, records: Iterable[Record]) -> Iterator[Record]:
-    """``records``, while a terminal is told that they are read, and whether that are all there are."""
+    """``records``, while a terminal is told how many were found, and whether all there are must be read for them."""
     doing = "reading all records, as no index tells which are meant" if reads_all(store, wanted) else "reading"
-    return screen.counted(doing, records)
+    return screen.counted(f"{doing}; found", records)
 
 
 def _look_up(store: Store, key: str, task: str | None) -> Record:

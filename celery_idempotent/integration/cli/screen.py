@@ -112,10 +112,10 @@ def counted(label: str, items: Iterable[T], *, total: int | None = None) -> Iter
     if not is_terminal(err=True):
         yield from items
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     shown = (BarColumn(), MofNCompleteColumn()) if total else (TextColumn("{task.completed:,}"),)
-    columns = SpinnerColumn(), TextColumn(label), *shown
+    columns = SpinnerColumn(), TextColumn(label), *shown, TimeElapsedColumn()
     with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
         yield from progress.track(items, total=total, description=label)
 

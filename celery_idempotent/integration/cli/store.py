@@ -12,7 +12,7 @@ import click
 from kombu.exceptions import OperationalError
 
 from celery_idempotent.engine.events import EventName
-from celery_idempotent.engine.search import summary
+from celery_idempotent.engine.search import summarised
 from celery_idempotent.engine.verdicts import Fate, sweep_abandoned, sweep_released
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.cli import screen
@@ -61,7 +61,7 @@ def watch(call: Invocation, every: float) -> None:
 def _look(call: Invocation, *, again: bool = False) -> None:
     """Count, and print it; what is printed ``again`` is a line of JSON, and clears the terminal."""
     store = call.runtime.store
-    counted = summary(store)
+    counted = summarised(screen.counted("reading all records; read", store.scan()), store.now())
     now, here = store.now(), time.time_ns() // 1_000_000
     waiting = store.waiting(_MOST_COUNTED) if isinstance(store, Outbox) else None
     age = now - waiting[0].created_at if waiting else None
