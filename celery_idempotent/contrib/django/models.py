@@ -1,5 +1,6 @@
 """The records as a model, for reading. Whatever changes a record goes through the store's compare-and-swap."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -92,19 +93,17 @@ class IdempotencyRecord(models.Model):
         Raises:
             StoreMisconfigured: A newer version of the library wrote it.
         """
-        row = {str(each.column): getattr(self, each.attname) for each in self._meta.concrete_fields}
-        return record_of(row, store=f"django://{self._state.db}")
+        return self._record_without({})
 
     @cached_property
     def fetched(self) -> Record:
         """As :attr:`record`, of what was fetched; the rest is empty, and not asked for."""
-        missing = {each: "{}" if each == "steps" else None for each in self.get_deferred_fields()}
-        row = {
-            str(each.column): getattr(self, each.attname)
-            for each in self._meta.concrete_fields
-            if each.attname not in missing
-        }
-        return record_of({**row, **missing}, store="")
+        return self._record_without({each: "{}" if each == "steps" else None for each in self.get_deferred_fields()})
+
+    def _record_without(self, missing: Mapping[str, str | None]) -> Record:
+        asked = [each for each in self._meta.concrete_fields if each.attname not in missing]
+        row = {str(each.column): getattr(self, each.attname) for each in asked}
+        return record_of({**row, **missing}, store=f"django://{self._state.db}")
 
     @cached_property
     def unreadable(self) -> str:

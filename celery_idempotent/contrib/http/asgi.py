@@ -142,8 +142,8 @@ class _AsgiExchange:
             route=self._route(self.native),
         )
 
-    async def respond(self, body: bytes, limit: int) -> "Response[_Recorder | None]":
-        recorder = _Recorder(body, limit)
+    async def respond(self, limit: int) -> "Response[_Recorder | None]":
+        recorder = _Recorder(bytes(self._body), limit)
         # Without extensions: by them a server would send what nobody has recorded.
         await self._app({**self.native, "extensions": {}}, recorder.receive, recorder.send)
         if not (recorder.start and recorder.is_complete.is_set()):

@@ -166,7 +166,7 @@ class _DjangoExchange:
             route=_route_of(self.native),
         )
 
-    async def respond(self, body: bytes, limit: int) -> Response[HttpResponseBase]:
+    async def respond(self, limit: int) -> Response[HttpResponseBase]:
         response = await self.pass_on()
         raised = getattr(self.native, _RAISED, None) if response.status_code >= 500 else None
         if not isinstance(response, StreamingHttpResponse):

@@ -89,7 +89,7 @@ class _FlaskExchange:
             route=None if request.url_rule is None else request.url_rule.rule,
         )
 
-    async def respond(self, body: bytes, limit: int) -> Response[Any]:
+    async def respond(self, limit: int) -> Response[Any]:
         try:
             returned = self._view()
         except HTTPException as error:

@@ -139,7 +139,7 @@ class HttpExchange(Protocol[R]):
     def facts(self, **known: Any) -> RequestFacts:
         """What the request is about; ``known`` are method, body, key and caller."""
 
-    async def respond(self, body: bytes, limit: int) -> Response[R]:
+    async def respond(self, limit: int) -> Response[R]:
         """The application's whole response, up to ``limit`` bytes of it in memory."""
 
     async def pass_on(self) -> R:
@@ -219,7 +219,7 @@ class HttpGuard:
         async def body() -> Any:
             nonlocal has_run, value
             has_run = True
-            response.append(await exchange.respond(facts.body, rules.max_response))
+            response.append(await exchange.respond(rules.max_response))
             if response[0].raised is not None:
                 raise response[0].raised
             if not rules.is_outcome(response[0].status):

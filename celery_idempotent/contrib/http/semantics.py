@@ -259,10 +259,7 @@ class RequestFacts:
         }
 
 
-_NAMES = ("method", "path", "caller", "key", "query", "content_type", "digest", "body")
-SIGNATURE = CallSignature(
-    inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in _NAMES])
-)
+SIGNATURE = CallSignature(inspect.signature(lambda method, path, caller, key, query, content_type, digest, body: None))
 """What a request is to a policy."""
 
 Caller = Callable[..., Any] | Literal["authorization", "anybody"]
