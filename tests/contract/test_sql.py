@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 
 import pytest
 from pg8000.core import CoreConnection
-from sqlalchemy import PoolProxiedConnection, event
+from sqlalchemy import event
 
 from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import Status
 from celery_idempotent.protocol.store import Store
 from celery_idempotent.stores.sql import SQLStore, drivers
+from celery_idempotent.stores.sql.statement_store import answer
 from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record, a_rival
 from tests.support.sql_databases import Database
@@ -139,26 +140,6 @@ class TestSQLiteLocked(OutageContract):
             other.exec_driver_sql("ROLLBACK")
 
 
-def _taken(store: SQLStore) -> PoolProxiedConnection:
-    pool = store._pool()
-    return pool.kept() or pool.lend(pool.engine.raw_connection)
-
-
-class _Recording:
-    """A driver's cursor that notes what it is told."""
-
-    def __init__(self, cursor: Any, sent: list[Any]) -> None:
-        self._cursor = cursor
-        self._sent = sent
-
-    def execute(self, text: str, parameters: Any) -> None:
-        self._sent.append((text, _plain(parameters)))
-        self._cursor.execute(text, parameters)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cursor, name)
-
-
 def _plain(parameters: Any) -> Any:
     """By name or by position, and bytes without what psycopg and psycopg2 put around them."""
     if isinstance(parameters, dict):
@@ -176,10 +157,14 @@ def test_both_ways_say_the_same(driven: Database) -> None:
     by_events: list[Any] = []
     with driven.store() as store, driven.engine() as engine:
         a_claim(store)
-        link = _taken(store)
-        link.info[drivers._CURSOR] = _Recording(drivers.cursor_of(link), directly)
-        store._pool().keep(link)
-        answers = [store.swap(*each) for each in swaps]
+
+        def noted(cursor: Any, text: str, told: Any, names: Any) -> Any:
+            directly.append((text, _plain(told)))
+            return answer(cursor, text, told, names)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("celery_idempotent.stores.sql.store.answer", noted)
+            answers = [store.swap(*each) for each in swaps]
         driven.do(f"DELETE FROM {store.table.name}")
 
         own = SQLStore(engine, table=store.table.name)
@@ -206,9 +191,9 @@ def test_nothing_is_prepared_on_a_pooler(
         known = a_claim(store)
         for number in range(8):
             store.swap(known.but(revision=f"{number}"), None)
-        link = _taken(store)
+        link = store._engine().raw_connection()
         prepared = drivers.of_driver(link).execute("SELECT statement FROM pg_prepared_statements").fetchall()
-        store._pool().keep(link)
+        link.close()
 
     assert [text.startswith("WITH written AS \n(INSERT") for (text,) in prepared] == [True] * is_its_own
 
@@ -234,30 +219,3 @@ def test_pg8000_is_refused_behind_a_pooler(postgresql: Database, monkeypatch: py
         for ask in (lambda: store.swap(a_record(), None), lambda: store.get("a"), store.begin, store.verify):
             with pytest.raises(StoreMisconfigured, match=r"use postgresql\+psycopg"):
                 ask()
-
-
-def test_kept_connection_is_there_for_everything_else_until_the_store_is_closed(sqlite: Database) -> None:
-    """The pool has no other, and nobody waits for it; a store that was closed can be used again."""
-    with sqlite.store(pool_size=1, timeout=0.2) as store:
-        for _ in range(2):
-            record = a_claim(store)
-            transaction = store.begin()
-            assert transaction.swap(a_rival(record), record.revision) is not None
-            transaction.commit()
-            pool: Any = store._pool().engine.pool
-            store.get(record.key)
-            store.close()
-            assert pool.checkedout() == pool.checkedin() == 0
-
-
-def test_kept_connection_is_replaced_for_its_age(sqlite: Database) -> None:
-    """The pool replaces what is too old; it cannot look at what never comes back."""
-    with sqlite.store() as store:
-        a_claim(store)
-        link = _taken(store)
-        link.info[drivers._FIRST_USED] -= drivers._RECYCLE
-        aged = drivers.of_driver(link)
-        store._pool().keep(link)
-        successor = _taken(store)
-        assert drivers.of_driver(successor) is not aged
-        store._pool().keep(successor)

@@ -3,7 +3,6 @@
 import math
 import select
 from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
 from importlib.util import find_spec
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -143,69 +142,22 @@ AnyConnection = Connection | PoolProxiedConnection
 _C = TypeVar("_C", Connection, PoolProxiedConnection)
 
 
-class ConnectionPool:
-    """An engine's pool, and the connections that stay out of it between two statements.
-
-    Its bookkeeping takes half as long as SQLite's answer. Whoever wants one of the pool has them all given back first,
-    and none is kept where all are lent, so that nobody waits for one that is idle.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._kept: list[PoolProxiedConnection] = []
-
-    def kept(self) -> PoolProxiedConnection | None:
-        """One that stayed out and lives."""
-        while self._kept:
-            with suppress(IndexError):  # another thread was faster
-                lent = self._kept.pop()
-                if monotonic() - lent.info[_FIRST_USED] < _RECYCLE and not is_dead(lent.dbapi_connection):
-                    return lent
-                drop(lent)
-        return None
-
-    def lend(self, connect: Callable[[], _C]) -> _C:
-        """One of the pool's that lives; ``connect`` is a method of the engine."""
-        while True:
-            self.give_back()
-            lent = connect()
-            is_new = lent.info.setdefault(_FIRST_USED, now := monotonic()) is now
-            if is_new or not is_dead(of_driver(lent)):
-                return lent
-            drop(lent)  # nothing was sent on it, so nothing is in doubt
-
-    def keep(self, lent: PoolProxiedConnection) -> None:
-        """Have it ready for the next statement."""
-        self._kept.append(lent)
-        pool: Any = self.engine.pool
-        if pool.checkedout() >= pool.size():
-            self.give_back()
-
-    def give_back(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._kept.pop().close()
-
-    def dispose(self) -> None:
-        self.give_back()
-        self.engine.dispose()
+def lend(connect: Callable[[], _C]) -> _C:
+    """A connection of a pool's that lives; ``connect`` is a method of its engine."""
+    while True:
+        lent = connect()
+        was_used, lent.info[_USED] = _USED in lent.info, True
+        if not (was_used and is_dead(of_driver(lent))):
+            return lent
+        drop(lent)  # nothing was sent on it, so nothing is in doubt
 
 
-_FIRST_USED = "celery_idempotent.first_used"
-_CURSOR = "celery_idempotent.cursor"
-"""In the ``info`` of a pooled connection that was used before, and may be dead since: when, and its cursor."""
+_USED = "celery_idempotent.used"
+"""In the ``info`` of a pooled connection that was used before, and may be dead since."""
 
 
 def of_driver(lent: AnyConnection) -> Any:
     return (lent.connection if isinstance(lent, Connection) else lent).dbapi_connection
-
-
-def cursor_of(lent: PoolProxiedConnection) -> Any:
-    """The cursor that stays with a connection of the store's own as long as it is open."""
-    found = lent.info.get(_CURSOR)
-    if found is None:
-        found = lent.info[_CURSOR] = lent.cursor()
-    return found
 
 
 def drop(lent: AnyConnection) -> None:

@@ -28,13 +28,12 @@ from celery_idempotent.stores import forks
 from celery_idempotent.stores.failures import Meaning
 from celery_idempotent.stores.sql.drivers import (
     AnyConnection,
-    ConnectionPool,
     check_pool,
     connectable,
-    cursor_of,
     dialect_of,
     drop,
     end_transaction_of_a_hook,
+    lend,
     new_engine,
     of_driver,
     parsed,
@@ -118,7 +117,7 @@ class SQLStore(StatementStore[AnyConnection]):
             raise PolicyError("timeout, pool_size", f"{timeout}, {pool_size}", "an engine of your own brings its own")
         self._timeout = _at_least(0.1, "timeout", _TIMEOUT if timeout is None else timeout)
         self._pool_size = int(_at_least(1, "pool_size", _POOL_SIZE if pool_size is None else pool_size))
-        self._pool = forks.PerProcess(lambda: ConnectionPool(self._new_engine()))
+        self._engine = forks.PerProcess(self._new_engine)
         self._made_in = os.getpid()
         tables = records, outbox
         if (table, schema) != (TABLE, None):
@@ -204,9 +203,9 @@ class SQLStore(StatementStore[AnyConnection]):
 
     def close(self) -> None:
         """See :meth:`celery_idempotent.stores.Store.close`; an engine given by you stays open."""
-        pool = self._pool.forget()
-        if pool is not None and self._given is None:
-            pool.dispose()
+        engine = self._engine.forget()
+        if engine is not None and self._given is None:
+            engine.dispose()
 
     def _complete(self, connection: Connection) -> None:
         for table in (self.table, self.outbox):
@@ -260,18 +259,15 @@ class SQLStore(StatementStore[AnyConnection]):
             with self._connected_by_sqlalchemy(operation) as connection:
                 yield connection
             return
-        pool = self._pool()
-        lent = pool.kept()
-        if lent is None:
-            with self.explaining(operation, OSError, TypeError, ValueError):
-                lent = pool.lend(pool.engine.raw_connection)
+        with self.explaining(operation, OSError, TypeError, ValueError):
+            lent = lend(self._engine().raw_connection)
         try:
             yield lent
         except BaseException:
             # It may stand in the middle of an answer, inside a transaction, or before a server that only reads.
             drop(lent)
             raise
-        pool.keep(lent)
+        lent.close()
 
     @contextmanager
     def _connected_by_sqlalchemy(self, operation: str) -> Iterator[Connection]:
@@ -285,9 +281,8 @@ class SQLStore(StatementStore[AnyConnection]):
                 raise
 
     def _lend(self, operation: str) -> Connection:
-        pool = self._pool()
         with self.explaining(operation, OSError, TypeError, ValueError):
-            return pool.lend(pool.engine.connect)
+            return lend(self._engine().connect)
 
     def _begin(self, connection: Connection) -> None:
         """What SQLAlchemy would do by itself; in autocommit mode it calls hooks, and nothing more."""
@@ -297,7 +292,7 @@ class SQLStore(StatementStore[AnyConnection]):
 
     def _run(self, connection: AnyConnection, text: str, values: Values, names: Sequence[str] | None) -> Reply:
         if not isinstance(connection, Connection):
-            return answer(cursor_of(connection), text, values, names)
+            return answer(connection.cursor(), text, values, names)
         result = connection.exec_driver_sql(text, values)
         return Reply([dict(each) for each in result.mappings()] if result.returns_rows else [], result.rowcount)
 
@@ -327,9 +322,9 @@ class SQLStore(StatementStore[AnyConnection]):
         would take for granted what only its parent has; and a parent that then closes the file believes itself
         alone, and deletes the log that its children write to.
         """
-        pool = self._pool.made()
-        if pool is not None:
-            pool.dispose()
+        engine = self._engine.made()
+        if engine is not None:
+            engine.dispose()
         elif self._given is not None and os.getpid() == self._made_in:
             self._given.dispose()
 
