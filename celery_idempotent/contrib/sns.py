@@ -378,7 +378,7 @@ class Subscriber:
 
     def _publish(self, message: "MessageTypeDef", held_groups: set[str]) -> bool:
         """Make a call of it; False if it stays in the queue, and with it those of its group, which has an order."""
-        notification = arrived(message)
+        notification = notification_in(message)
         if notification.group_id in held_groups:
             return False
         try:
@@ -416,7 +416,7 @@ class Subscriber:
         self._is_broker_away = False
 
 
-def arrived(message: "MessageTypeDef") -> Notification:
+def notification_in(message: "MessageTypeDef") -> Notification:
     """What a message of SQS holds, with an envelope or without."""
     body, told = message.get("Body", ""), message.get("Attributes", {})
     attributes = {

@@ -16,8 +16,8 @@ from typing import Any, Self
 from celery import Task
 
 from celery_idempotent.integration.operating.watching import shown, watch_effects
-from celery_idempotent.testing.deaths import MortalThread, Point, Statement, When, authors, unraised
-from celery_idempotent.testing.effects import Promise, checked, keeps, told
+from celery_idempotent.testing.deaths import MortalThread, Point, Statement, When, authors, without_unraisable
+from celery_idempotent.testing.effects import Promise, check_arguments, keeps, refusal
 from celery_idempotent.testing.scenarios import Deliveries, DeliveryResult, Message
 
 _WIDTH = 88
@@ -160,28 +160,28 @@ def effect_coverage(
             has, or no line of ``source`` was executed.
     """
     __tracebackhide__ = True
-    checked(task, promise)
+    check_arguments(task, promise)
     if isinstance(source, str):
-        raise TypeError(told(f"source={source!r}: must be a list of packages or paths"))
-    with Deliveries.of(task) as deliveries, unraised():
+        raise TypeError(refusal(f"source={source!r}: must be a list of packages or paths"))
+    with Deliveries.of(task) as deliveries, without_unraisable():
         is_authors = authors(*(source or [type(deliveries.task).__module__.partition(".")[0]]))
         trials = _Trials(deliveries, is_authors, args, kwargs, effects)
         trials.run()
         with watch_effects() as seen:
             quiet = trials.run()
         if quiet.effects < 1:
-            raise ValueError(told(_silence(task, quiet.endings[-1])))
+            raise ValueError(refusal(_silence(task, quiet.endings[-1])))
         trials.points = [point for each in quiet.workers for point in each.points]
         tried = [each for each in trials.points if each.number == 1]
         if not tried:
-            raise ValueError(told(f"source={source!r}: no line of it was executed"))
+            raise ValueError(refusal(f"source={source!r}: no line of it was executed"))
         for done, point in enumerate(tried, 1):
             trials.found[point] = trials.effects_of_death(point)
             on_progress(done, len(tried))
         deaths = trials.deaths(quiet.effects, promise)
         if (again := trials.run().effects) != quiet.effects:
             depend = f"a quiet run had {quiet.effects} effects before all deaths, and {again} after them"
-            raise ValueError(told(f"{depend}: args= and effects= must be about one trial"))
+            raise ValueError(refusal(f"{depend}: args= and effects= must be about one trial"))
     notes = [
         *([] if deliveries.redelivers else [_LOST]),
         *(str(each) for each in seen if not each.has_key),
@@ -292,7 +292,7 @@ class _Trials:
         found: object = self.effects(trial)
         if not isinstance(found, int | Sized):
             gave = f"effects={self.effects!r}: gave {found!r}, and must give a number or something with a length"
-            raise TypeError(told(gave))
+            raise TypeError(refusal(gave))
         return len(found) if isinstance(found, Sized) else found
 
 

@@ -284,7 +284,7 @@ def _statement_at(frame: FrameType) -> Statement | None:
 
 
 @contextmanager
-def unraised() -> Iterator[None]:
+def without_unraisable() -> Iterator[None]:
     """Within the block, Python does not tell of generators and coroutines that end with a dead thread."""
     tell = sys.unraisablehook
 

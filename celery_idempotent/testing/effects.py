@@ -59,7 +59,7 @@ def assert_effect_once(
         ValueError: ``promise`` is not one of the three.
     """
     __tracebackhide__ = True
-    checked(task, promise)
+    check_arguments(task, promise)
     with Deliveries.of(task) as deliveries:
         count = _counting(deliveries.results if effects is None else effects)
         rows = rehearse(deliveries, args, kwargs, count, reset)
@@ -67,15 +67,15 @@ def assert_effect_once(
         raise AssertionError(_report(deliveries.task, promise, rows, are_runs=effects is None))
 
 
-def checked(task: Task, promise: Promise) -> None:
+def check_arguments(task: Task, promise: Promise) -> None:
     """Refuse what is not a task, or not a promise."""
     if promise not in get_args(Promise):
-        raise ValueError(told(f"promise={promise!r}: must be one of {get_args(Promise)}"))
+        raise ValueError(refusal(f"promise={promise!r}: must be one of {get_args(Promise)}"))
     if not isinstance(task, Task):
-        raise TypeError(told(f"task={task!r}: must be a Celery task; not its function, its signature or its name"))
+        raise TypeError(refusal(f"task={task!r}: must be a Celery task; not its function, its signature or its name"))
 
 
-def told(text: str) -> str:
+def refusal(text: str) -> str:
     """What is said against an argument."""
     return with_link(text, "errors#test-argument")
 
@@ -85,7 +85,7 @@ def _counting(effects: Callable[[], int] | Sized) -> Callable[[], int]:
         return effects.__len__
     if callable(effects):
         return effects
-    raise TypeError(told(f"effects={effects!r}: must be a function that counts, or a container with a length"))
+    raise TypeError(refusal(f"effects={effects!r}: must be a function that counts, or a container with a length"))
 
 
 def keeps(effects: int, expected: int, promise: Promise) -> bool:

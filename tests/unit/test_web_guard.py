@@ -57,7 +57,7 @@ def test_program_comes_in_by_the_token_alone(stranger: TestClient, header: str, 
 
 
 def _ago(hours: float, token: str = TOKEN) -> str:
-    return Sessions(token, lambda: time.time() - hours * 3600).begun()
+    return Sessions(token, lambda: time.time() - hours * 3600).begin()
 
 
 TIME, NONCE, SIGNATURE = _ago(0).split(".")

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from celery_idempotent import Policy, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.contrib.web import pages
-from celery_idempotent.contrib.web.overview import MOST_NAMED, Overview, counted
+from celery_idempotent.contrib.web.overview import MOST_NAMED, Overview, count
 from celery_idempotent.contrib.web.records import PAGE, timeline
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.integration.operating import display
@@ -253,7 +253,7 @@ def test_overview_names_who_waits_for_a_person(app: Celery, person: TestClient) 
     oldest_first = [f"unknown {number}" for number in range(MOST_NAMED + 4, 4, -1)]
     assert _listed(html) == [*oldest_first, "abandoned"]
     assert f'<a href="/records?status=UNKNOWN">Search all {MOST_NAMED + 5}</a>' in html
-    left = counted(runtime_of(app), store_of(app).scan()).unknown.without([records[-1].key])
+    left = count(runtime_of(app), store_of(app).scan()).unknown.without([records[-1].key])
     assert (left.count, len(left.records)) == (MOST_NAMED + 4, MOST_NAMED - 1)
 
 
@@ -373,9 +373,9 @@ def test_count_that_fails_is_told_once_by_the_next_view(overview: Overview, stor
 def test_judged_is_left_out_before_the_next_count_is_over(app: Celery, overview: Overview, store: Watched) -> None:
     """Of what is named and of its number; and the next look begins to count, and says so."""
     judged, left, abandoned = a_written(app), a_written(app), a_written(app, Status.IN_PROGRESS)
-    overview.judged([judged.key])
+    overview.leave_out([judged.key])
     assert overview.look(10).counted
-    overview.judged([judged.key, abandoned.key])
+    overview.leave_out([judged.key, abandoned.key])
 
     go_on = _held(store)
     view = overview.look(0)

@@ -112,14 +112,14 @@ def _text(field: str) -> Callable[..., Any]:
     """The text in ``field``, decrypted, on one line: somebody else has chosen it."""
 
     def value(row: IdempotencyRecord) -> str | None:
-        return one_line(getattr(row if row.unreadable else project.revealed(row.fetched), field) or "") or None
+        return one_line(getattr(row if row.unreadable else project.reveal(row.fetched), field) or "") or None
 
     return _column(field.replace("_", " "), value, field)
 
 
 def _of_whole(description: str, value: Callable[[Record], str | None]) -> Callable[..., Any]:
     """What is made of all of a record, decrypted."""
-    return _column(description, lambda row: "not shown" if row.unreadable else value(project.revealed(row.record)))
+    return _column(description, lambda row: "not shown" if row.unreadable else value(project.reveal(row.record)))
 
 
 def _verbatim(text: str) -> str:
@@ -152,13 +152,11 @@ def _moment(milliseconds: int) -> str:
 
 def _about(row: IdempotencyRecord) -> dict[str, Any]:
     """What a person is told of a record that waits for a verdict."""
-    record = project.revealed(row.record)
+    record = project.reveal(row.record)
     policy = project.policy_of(record)
+    texts = ("key", "label", "task", "task_id", "worker", "error")
     return {
-        **{
-            name: one_line(getattr(record, name) or "")
-            for name in ("key", "label", "task", "task_id", "worker", "error")
-        },
+        **{name: one_line(getattr(record, name) or "") for name in texts},
         "record": row,
         "policy": policy,
         "created": display.utc(row.created_at),

@@ -14,7 +14,7 @@ from celery_idempotent.errors import PolicyError
 from celery_idempotent.integration import binding
 from celery_idempotent.integration.operating import verdicts
 from celery_idempotent.integration.settings import Runtime, runtime_of
-from celery_idempotent.protocol.contents import reveal
+from celery_idempotent.protocol import contents
 from celery_idempotent.protocol.policy import Policy
 from celery_idempotent.protocol.record import Record
 from celery_idempotent.protocol.verdicts import Action
@@ -25,9 +25,9 @@ def runtime() -> Runtime:
     return runtime_of(current_app)
 
 
-def revealed(record: Record) -> Record:
+def reveal(record: Record) -> Record:
     """The record as people may see it: decrypted as far as the app has the keys; never to be written back."""
-    return reveal(store_of_admin(), record)
+    return contents.reveal(store_of_admin(), record)
 
 
 def store_of_admin() -> Any:

@@ -41,11 +41,11 @@ def create_app(app: Celery, *, token: str, write: bool = False) -> "ASGIApp":
     if len(token) < SHORTEST_TOKEN:
         raise PolicyError("token", "'...'", f"must have at least {SHORTEST_TOKEN} characters")
     try:
-        from celery_idempotent.contrib.web.pages import served
+        from celery_idempotent.contrib.web.pages import page_of
     except ModuleNotFoundError as error:
         raise ImportError(_not_installed(error)) from error
     app.loader.import_default_modules()
-    return served(app, token, write=write)
+    return page_of(app, token, write=write)
 
 
 def _not_installed(error: ModuleNotFoundError) -> str:

@@ -69,25 +69,25 @@ class Sessions:
     @property
     def cookie(self) -> str:
         """The cookie's name: browsers share cookies between the ports of a machine, and another shop has another."""
-        return f"idempotency_{self._signed('name')[:8]}"
+        return f"idempotency_{self._sign('name')[:8]}"
 
     def knows(self, token: str) -> bool:
         return _equal(token, self.token)
 
-    def begun(self) -> str:
+    def begin(self) -> str:
         """The cookie of a new session."""
         session = f"{int(self.clock()):x}.{secrets.token_hex(16)}"
-        return f"{session}.{self._signed('session', session)}"
+        return f"{session}.{self._sign('session', session)}"
 
     def is_valid(self, cookie: str) -> bool:
         session, _, signature = cookie.rpartition(".")
-        is_signed = _equal(signature, self._signed("session", session))
+        is_signed = _equal(signature, self._sign("session", session))
         return is_signed and self.clock() - int(session.partition(".")[0], 16) < _SESSION
 
     def form_token(self, cookie: str) -> str:
-        return self._signed("form", cookie)
+        return self._sign("form", cookie)
 
-    def _signed(self, *what: str) -> str:
+    def _sign(self, *what: str) -> str:
         return hmac.new(sha256(_bytes(self.token)).digest(), _bytes(":".join(what)), sha256).hexdigest()
 
 
@@ -150,7 +150,7 @@ class PageAccess:
         # Of several slashes at the beginning, browsers would take what follows for another host.
         address = f"/{quote(path.lstrip('/'))}{f'?{urlencode(query)}' if query else ''}"
         answer = RedirectResponse(address, HTTPStatus.SEE_OTHER)
-        set_cookie(request, answer, self._sessions.cookie, self._sessions.begun())
+        set_cookie(request, answer, self._sessions.cookie, self._sessions.begin())
         return answer
 
 

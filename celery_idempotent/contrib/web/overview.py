@@ -53,7 +53,7 @@ OPEN = (Status.UNKNOWN, Status.IN_PROGRESS)
 """What can wait for a person; a store that has an index finds it without reading the rest."""
 
 
-def counted(runtime: Runtime, records: Iterable[Record]) -> Counted:
+def count(runtime: Runtime, records: Iterable[Record]) -> Counted:
     """Reads ``records`` once. Abandoned is what can be released: its attempt never ended, nor has another begun."""
     now, unknown, abandoned = runtime.store.now(), Oldest(), Oldest()
 
@@ -70,7 +70,7 @@ def counted(runtime: Runtime, records: Iterable[Record]) -> Counted:
     return Counted(search.summarised(sorted_out(), now), unknown, abandoned)
 
 
-def exposed(found: Counted, now: int) -> str:
+def prometheus_text(found: Counted, now: int) -> str:
     """What waits for a person at ``now``, in the text format of Prometheus."""
     lines: list[str] = []
     for name, tells in (
@@ -125,7 +125,7 @@ class Overview:
                 raise error
             return View(self._last, self.clock() - self._at if self._last else 0.0, self._so_far)
 
-    def judged(self, keys: Collection[str]) -> None:
+    def leave_out(self, keys: Collection[str]) -> None:
         """Records under ``keys`` wait no longer; count again at the next look."""
         with self._change:
             if (last := self._last) is not None:
@@ -135,7 +135,7 @@ class Overview:
     def _count(self) -> None:
         began, found, error = self.clock(), None, None
         try:
-            found = counted(self.runtime, self._records())
+            found = count(self.runtime, self._records())
         except BaseException as raised:  # noqa: BLE001 - whoever looks raises it
             error = raised
         with self._change:

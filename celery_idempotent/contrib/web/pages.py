@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from celery_idempotent.contrib.web.guard import Denied, PageAccess, Sessions, set_cookie, with_headers
-from celery_idempotent.contrib.web.overview import OPEN, Overview, exposed
+from celery_idempotent.contrib.web.overview import OPEN, Overview, prometheus_text
 from celery_idempotent.contrib.web.records import PAGE, STATUSES, Form, ago, answer, search_of, timeline
 from celery_idempotent.engine.claim import effect_key
 from celery_idempotent.engine.verdicts import fitting
@@ -45,7 +45,7 @@ _WHO = "idempotency_who"
 """The cookie that remembers who gives the verdicts, so that the next form need not ask."""
 
 
-def served(app: Celery, token: str, *, write: bool) -> ASGIApp:
+def page_of(app: Celery, token: str, *, write: bool) -> ASGIApp:
     """The ASGI app: files that everybody may have, and pages behind a guard."""
     pages = _Pages(app, write)
     views = [
@@ -57,11 +57,11 @@ def served(app: Celery, token: str, *, write: bool) -> ASGIApp:
     ]
     static = Mount("/static", StaticFiles(packages=[(str(__package__), "static")]))
     guarded = Mount("", routes=views, middleware=[Middleware(PageAccess, sessions=Sessions(token))])
-    handlers: Any = dict.fromkeys((HTTPException, IdempotencyError), pages.failed)
+    handlers: Any = dict.fromkeys((HTTPException, IdempotencyError), pages.explain)
     return with_headers(Starlette(routes=[static, guarded], exception_handlers=handlers))
 
 
-def _printed(value: Any) -> Any:
+def _printable(value: Any) -> Any:
     """Whatever a template prints, in which somebody else may have put what a browser or a person would obey."""
     return value if isinstance(value, Markup) else one_line(value)
 
@@ -80,7 +80,7 @@ class _Pages:
         self._overview = Overview(self._runtime)
         self._open = Overview(self._runtime, statuses=OPEN, fresh=_MINUTE)
         self._templates = Environment(
-            loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, finalize=_printed,
+            loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, finalize=_printable,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._templates.filters.update(
@@ -133,7 +133,7 @@ class _Pages:
         found = self._open.look(_PATIENCE_OF_A_SCRAPE).counted
         if found is None:
             return PlainTextResponse("the first count is under way", HTTPStatus.SERVICE_UNAVAILABLE)
-        return PlainTextResponse(exposed(found, self._store.now()), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(prometheus_text(found, self._store.now()), media_type="text/plain; version=0.0.4")
 
     def judge(self, request: Request) -> Response:
         """Ask for a verdict on what was chosen; once it is complete, give it."""
@@ -169,7 +169,7 @@ class _Pages:
         except StoreUnavailable as error:
             outage = str(error)
         for count in (self._overview, self._open):
-            count.judged([each.record.key for each in judged])
+            count.leave_out([each.record.key for each in judged])
         page = self._page(
             request,
             "judged.html",
@@ -183,7 +183,7 @@ class _Pages:
         set_cookie(request, page, _WHO, quote(form.by))
         return page
 
-    def failed(self, request: Request, error: Exception) -> Response:
+    def explain(self, request: Request, error: Exception) -> Response:
         """The page for whoever may not come in, an address that leads nowhere, and a store that cannot be read."""
         match error:
             case Denied(status_code=HTTPStatus.UNAUTHORIZED):

@@ -56,15 +56,16 @@ def is_linearizable(calls: Sequence[Exchange]) -> bool:
     return False
 
 
-def shown(calls: Sequence[Exchange]) -> str:
-    """The calls in order of their starts, one a line, for the message of a failed test."""
+def assert_linearizable(calls: Sequence[Exchange]) -> None:
+    """Assert that :func:`is_linearizable`; a failure shows the calls in order of their starts, one a line."""
     origin = min((call.started for call in calls), default=0)
     asked = {"get": "get", "swap": "swap {0.expected} by {0.new}", "delete": "delete {0.expected}"}
-    return "\n".join(
+    lines = [
         f"{(call.started - origin) / 1e6:9.3f} to {(call.ended - origin) / 1e6:9.3f} ms  "
         f"{asked[call.kind].format(call)} -> {call.reply}"
         for call in sorted(calls, key=lambda call: call.started)
-    )
+    ]
+    assert is_linearizable(calls), "\n".join(["no register behaves like this:", *lines])
 
 
 _CHILD_ANSWERS_WITHIN = 60

@@ -16,7 +16,7 @@ from celery_idempotent.engine.claim import new_nonce
 from celery_idempotent.errors import StoreMisconfigured
 from celery_idempotent.protocol.record import SCHEMA, Record, Status
 from celery_idempotent.protocol.store import IndexedStore, RecordTooLarge, Store
-from celery_idempotent.testing.contract.parallel import Exchange, in_children, is_linearizable, race, shown, wait_until
+from celery_idempotent.testing.contract.parallel import Exchange, assert_linearizable, in_children, race, wait_until
 from celery_idempotent.testing.contract.records import (
     LONG_AFTER,
     a_claim,
@@ -96,7 +96,7 @@ class StoreContract:
                 for key in keys[:2]:
                     calls = [call for asked, each in zip(keys, told, strict=True) if asked == key for call in each]
                     calls += _act(other, key, random.Random(seed), turns=1)  # noqa: S311
-                    assert is_linearizable(calls), f"no register behaves like this:\n{shown(calls)}"
+                    assert_linearizable(calls)
 
     def test_calls_of_processes_have_one_history(self, store: Store) -> None:
         """As those of threads, by the instance that each child inherits; a memory's children are alone, each."""
@@ -107,7 +107,7 @@ class StoreContract:
             told = in_children([partial(_act, store, key, chance) for chance in chances])
 
             for calls in [[call for each in told for call in each]] if self.shared_by_processes else told:
-                assert is_linearizable(calls), f"no register behaves like this:\n{shown(calls)}"
+                assert_linearizable(calls)
 
     def test_store_survives_a_fork(self, store: Store) -> None:
         """A worker's child uses the instance it inherited, and the parent goes on using its own."""
