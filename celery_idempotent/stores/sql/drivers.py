@@ -139,10 +139,10 @@ def new_engine(url: URL, *, timeout: float, pool_size: int) -> Engine:
 
 
 AnyConnection = Connection | PoolProxiedConnection
-_C = TypeVar("_C", Connection, PoolProxiedConnection)
+C = TypeVar("C", Connection, PoolProxiedConnection)
 
 
-def lend(connect: Callable[[], _C]) -> _C:
+def lend(connect: Callable[[], C]) -> C:
     """A connection of a pool's that lives; ``connect`` is a method of its engine."""
     while True:
         lent = connect()

@@ -28,6 +28,7 @@ from celery_idempotent.stores import forks
 from celery_idempotent.stores.failures import Meaning
 from celery_idempotent.stores.sql.drivers import (
     AnyConnection,
+    C,
     check_pool,
     connectable,
     dialect_of,
@@ -156,7 +157,8 @@ class SQLStore(StatementStore[AnyConnection]):
         """
         if using is not None:
             return SQLTransaction(self, using)
-        connection = self._lend("begin")
+        with self.explaining("begin", OSError, TypeError, ValueError):
+            connection = lend(self._engine().connect)
         try:
             # SQLAlchemy hands on what the driver says to a new isolation level as it is.
             with self.explaining("begin", connection.dialect.loaded_dbapi.Error, OSError, TypeError, ValueError):
@@ -191,7 +193,7 @@ class SQLStore(StatementStore[AnyConnection]):
             StoreMisconfigured: A table of that name has other columns, or a permission is missing.
             StoreUnavailable: The server did not answer.
         """
-        with self._connected_by_sqlalchemy("provision") as connection:
+        with self._lent("provision", self._engine().connect) as connection:
             if self.dialect == "sqlite":
                 self._write_ahead(partial(self._execute, connection, "provision"))
                 with self._begun(connection, "provision", "COMMIT"):
@@ -253,36 +255,25 @@ class SQLStore(StatementStore[AnyConnection]):
                     raise
             time.sleep(_PAUSE)
 
+    def _connected(self, operation: str) -> AbstractContextManager[AnyConnection]:
+        if self._given is None:
+            return self._lent(operation, self._engine().raw_connection)
+        return self._lent(operation, self._engine().connect)
+
     @contextmanager
-    def _connected(self, operation: str) -> Iterator[AnyConnection]:
-        if self._given is not None:
-            with self._connected_by_sqlalchemy(operation) as connection:
-                yield connection
-            return
+    def _lent(self, operation: str, connect: Callable[[], C]) -> Iterator[C]:
         with self.explaining(operation, OSError, TypeError, ValueError):
-            lent = lend(self._engine().raw_connection)
+            lent = lend(connect)
         try:
+            if isinstance(lent, Connection):
+                with self.explaining(operation):
+                    self._begin(lent)
             yield lent
         except BaseException:
             # It may stand in the middle of an answer, inside a transaction, or before a server that only reads.
             drop(lent)
             raise
         lent.close()
-
-    @contextmanager
-    def _connected_by_sqlalchemy(self, operation: str) -> Iterator[Connection]:
-        with self._lend(operation) as connection:
-            try:
-                with self.explaining(operation):
-                    self._begin(connection)
-                yield connection
-            except BaseException:
-                connection.invalidate()
-                raise
-
-    def _lend(self, operation: str) -> Connection:
-        with self.explaining(operation, OSError, TypeError, ValueError):
-            return lend(self._engine().connect)
 
     def _begin(self, connection: Connection) -> None:
         """What SQLAlchemy would do by itself; in autocommit mode it calls hooks, and nothing more."""
