@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from traceback import extract_tb
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from celery_idempotent.errors import IdempotencyError, PolicyError, StoreMisconfigured
 from celery_idempotent.printable import not_installed, say, scheme_of
@@ -47,21 +48,21 @@ __all__ = [
 ]
 
 _SQL = dict.fromkeys(
-    ("postgresql", "mysql", "mariadb", "sqlite", "db"), ("celery_idempotent.stores.sql", "SQLStore", "sql")
+    ("postgresql", "mysql", "mariadb", "sqlite", "db"), ("celery_idempotent.stores.sql:SQLStore.from_url", "sql")
 )
 """A ``+`` and a driver may follow; after ``db+``, which Celery writes before its result backend, a whole URL does."""
 
 _BUILT_IN = {
-    "memory": ("celery_idempotent.stores.memory", "MemoryStore", None),
-    "dynamodb": ("celery_idempotent.stores.dynamodb", "DynamoDBStore", "dynamodb"),
-    "django": ("celery_idempotent.contrib.django.store", "DjangoStore", "django"),
+    "memory": ("celery_idempotent.stores.memory:MemoryStore.from_url", None),
+    "dynamodb": ("celery_idempotent.stores.dynamodb:DynamoDBStore.from_url", "dynamodb"),
+    "django": ("celery_idempotent.contrib.django.store:DjangoStore.from_url", "django"),
     **dict.fromkeys(
         ("redis", "rediss", "redis+socket", "unix", "sentinel", "redis+cluster", "rediss+cluster"),
-        ("celery_idempotent.stores.redis", "RedisStore", "redis"),
+        ("celery_idempotent.stores.redis:RedisStore.from_url", "redis"),
     ),
     **_SQL,
 }
-"""By URL scheme: module, class, and the extra that brings its driver."""
+"""By URL scheme: what opens it, and the extra that brings its driver."""
 
 
 def open_store(url: str | Store) -> Store:
@@ -78,7 +79,7 @@ def open_store(url: str | Store) -> Store:
             entry point; the message names the remedy.
     """
     if not isinstance(url, str):
-        if isinstance(url, type) or _lacking(url):
+        if isinstance(url, type) or _lacking(url, Store):
             remedy = "is not a store; write a URL, such as redis://host/0, or a store, such as SQLStore(engine)"
             raise PolicyError("idempotency_store", type(url).__name__, remedy)
         return url
@@ -87,10 +88,10 @@ def open_store(url: str | Store) -> Store:
     if scheme in _BUILT_IN and scheme not in _SQL and not url.partition(":")[2].startswith("//"):  # SQL says so itself
         raise _unusable(url, f"behind the scheme a URL has ://, so write {scheme}://...")
     if built_in:
-        return _open_built_in(url, *built_in)
+        return cast(Store, opener_of(*built_in, partial(_unusable, url))(url))
     registered = {each.name: each for each in entry_points(group="celery_idempotent.stores")}
     if scheme in registered:
-        return _open_registered(url, registered[scheme])
+        return cast(Store, open_registered(registered[scheme], url, Store, partial(_unusable, url)))
     if scheme.partition("+")[0] == "postgres":
         raise _unusable(url, "the scheme is called postgresql: write postgresql://...")
     known = ", ".join(sorted({*_BUILT_IN, *registered}))
@@ -101,43 +102,43 @@ def _unusable(url: str, remedy: str) -> PolicyError:
     return PolicyError("idempotency_store", scheme_of(url), remedy)
 
 
-def _open_built_in(url: str, module: str, name: str, extra: str | None) -> Store:
+def opener_of(path: str, extra: str | None, unusable: Callable[[str], PolicyError]) -> Callable[[Any], object]:
+    """What ``path`` names, as an entry point would; its driver may be missing."""
     try:
-        store = getattr(import_module(module), name)
+        opener: Callable[[Any], object] = resolve_name(path)
     except ModuleNotFoundError as error:
-        raise _unusable(url, not_installed(error, extra)) from error
-    return cast(Store, store.from_url(url))
+        raise unusable(not_installed(error, extra)) from error
+    return opener
 
 
-def _open_registered(url: str, entry_point: EntryPoint) -> Store:
-    def unusable(why: str) -> PolicyError:
-        package = entry_point.dist.name if entry_point.dist else "its package"
-        registration = f"entry point {entry_point.name} = {entry_point.value} of {package}"
-        return _unusable(url, f"{registration}: {why}")
-
+def open_registered(entry_point: EntryPoint, url: str, kind: type, unusable: Callable[[str], PolicyError]) -> object:
+    """What somebody else's opener makes of ``url``: a thing that can do all that ``kind`` says."""
+    package = entry_point.dist.name if entry_point.dist else "its package"
+    registration = f"entry point {entry_point.name} = {entry_point.value} of {package}"
     try:
         opener = entry_point.load()
     except Exception as error:  # the import runs code of somebody else
-        raise unusable(f"it cannot be loaded: {error!r}; repair or uninstall the package") from error
+        raise unusable(f"{registration}: it cannot be loaded: {error!r}; repair or uninstall the package") from error
     if not callable(opener):
-        raise unusable(f"it is {opener!r}; it must be a callable that takes the URL")
+        raise unusable(f"{registration}: it is {opener!r}; it must be a callable that takes the URL")
     try:
-        store = opener(url)
+        opened: object = opener(url)
     except IdempotencyError:
         raise
     except Exception as error:  # noqa: BLE001 - it runs code of somebody else
         # Not its text, which is likely to quote what could not be understood, a password included.
         place = extract_tb(error.__traceback__)[-1]
-        raise unusable(f"it raised {type(error).__name__} at {place.filename}, line {place.lineno}") from None
-    missing = _lacking(store)
-    if missing:
-        raise unusable(f"it returned a {type(store).__name__}, which is not a store; it lacks {', '.join(missing)}")
-    return cast(Store, store)
+        why = f"it raised {type(error).__name__} at {place.filename}, line {place.lineno}"
+        raise unusable(f"{registration}: {why}") from None
+    if lacking := _lacking(opened, kind):
+        why = f"it returned a {type(opened).__name__}, which is no {kind.__name__}; it lacks {', '.join(lacking)}"
+        raise unusable(f"{registration}: {why}")
+    return opened
 
 
-def _lacking(store: object) -> list[str]:
-    """What every store has, and ``store`` has not."""
-    return [name for name in vars(Store) if not name.startswith("_") and not callable(getattr(store, name, None))]
+def _lacking(value: object, kind: type) -> list[str]:
+    """The methods of ``kind`` that ``value`` has not."""
+    return [name for name in vars(kind) if not name.startswith("_") and not callable(getattr(value, name, None))]
 
 
 logger = logging.getLogger(__name__)

@@ -179,7 +179,7 @@ SCHEMES = {
     "broken": ("theirs_broken:Store", "broken = theirs_broken:Store of theirs: .*a_driver_that_is_not_there"),
     "misspelt": ("theirs_module:ThierStore", "misspelt = theirs_module:ThierStore of theirs: .*ThierStore"),
     "setting": ("theirs_module:SETTING", "it is 'no callable'; it must be a callable"),
-    "nothing": ("theirs_module:forgets_to_return", "it returned a NoneType, which is not a store; it lacks swap, g"),
+    "nothing": ("theirs_module:forgets_to_return", "it returned a NoneType, which is no Store; it lacks swap, g"),
     "unread": ("theirs_module:cannot_read", r"of theirs: it raised ValueError at .*theirs_module\.py, line \d+"),
     "refusing": ("theirs_module:refuses", "write a host"),
 }

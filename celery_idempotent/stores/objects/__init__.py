@@ -1,25 +1,26 @@
 """Where large results are kept, opened from a URL; and what you need to keep them elsewhere."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
+from functools import partial
 from importlib.metadata import entry_points
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from celery_idempotent.errors import PolicyError
-from celery_idempotent.printable import not_installed, scheme_of
+from celery_idempotent.printable import scheme_of
+from celery_idempotent.stores import open_registered, opener_of
 
 __all__ = ["LargeResults", "ObjectMissing", "ObjectStore", "open_large_results"]
 
 _SETTING = "idempotency_large_results"
 
 _BUILT_IN = {
-    "s3": ("celery_idempotent.stores.objects.s3", "S3Objects", "s3", frozenset({"region", "endpoint"})),
-    "file": ("celery_idempotent.stores.objects.folder", "FolderObjects", None, frozenset[str]()),
+    "s3": ("celery_idempotent.stores.objects.s3:S3Objects.at", "s3", frozenset({"region", "endpoint"})),
+    "file": ("celery_idempotent.stores.objects.folder:FolderObjects.at", None, frozenset[str]()),
 }
-"""By URL scheme: module, class, the extra that brings its driver, and the options beside ``over``."""
+"""By URL scheme: what opens it, the extra that brings its driver, and the options beside ``over``."""
 
 _GROUP = "celery_idempotent.objects"
 
@@ -114,7 +115,7 @@ def address_of(url: str) -> Address:
 
 
 def _check(url: str, scheme: str, login: str, bucket: str, path: str, options: Mapping[str, str]) -> None:
-    known = _BUILT_IN[scheme][3]
+    known = _BUILT_IN[scheme][2]
     unknown = sorted(options.keys() - known)
     if unknown:
         raise _unusable(url, f"unknown option {', '.join(unknown)}; there are {', '.join(sorted({*known, 'over'}))}")
@@ -168,21 +169,14 @@ def open_large_results(setting: str | LargeResults) -> LargeResults:
 
 def _opened(url: str, address: Address) -> ObjectStore:
     if address.scheme in _BUILT_IN:
-        module, name, extra, _ = _BUILT_IN[address.scheme]
-        try:
-            opener: Callable[[Any], Any] = getattr(import_module(module), name).at
-        except ModuleNotFoundError as error:
-            raise _unusable(url, not_installed(error, extra)) from error
-        return cast(ObjectStore, opener(address))
+        path, extra, _ = _BUILT_IN[address.scheme]
+        return cast(ObjectStore, opener_of(path, extra, partial(_unusable, url))(address))
     registered = {each.name: each for each in entry_points(group=_GROUP)}
     if address.scheme not in registered:
         known = ", ".join(sorted({*_BUILT_IN, *registered}))
         raise _unusable(url, f"nothing has this scheme; known schemes: {known}")
-    opened = registered[address.scheme].load()(address.url)
-    missing = [name for name in ("put", "get", "delete") if not callable(getattr(opened, name, None))]
-    if missing:
-        raise _unusable(url, f"entry point {registered[address.scheme].value} returned what lacks {', '.join(missing)}")
-    return cast(ObjectStore, opened)
+    entry_point = registered[address.scheme]
+    return cast(ObjectStore, open_registered(entry_point, address.url, ObjectStore, partial(_unusable, url)))
 
 
 def _unusable(url: str, remedy: str) -> PolicyError:
