@@ -72,18 +72,12 @@ def idempotent_view(
                 answer: HttpResponseBase = await _run(is_async, response_for_exception, request, error)
                 return answer
 
-        def answering(request: HttpRequest, args: Any, kwargs: Any) -> Coroutine[Any, Any, HttpResponseBase]:
-            return _answer(guard, _DjangoExchange(request, partial(respond, request, args, kwargs), is_async))
-
         @wraps(view)
-        def called(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            return finish(answering(request, args, kwargs))
+        def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            answering = _answer(guard, _DjangoExchange(request, partial(respond, request, args, kwargs), is_async))
+            return answering if is_async else finish(answering)
 
-        @wraps(view)
-        async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            return await answering(request, args, kwargs)
-
-        return awaited if is_async else called
+        return markcoroutinefunction(protected) if is_async else protected
 
     return decorated
 
