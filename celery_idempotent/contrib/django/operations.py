@@ -10,7 +10,7 @@ from sqlalchemy import Table
 from sqlalchemy.schema import CreateIndex, DDLElement, DropTable
 
 from celery_idempotent.contrib.django.store import dialect_of
-from celery_idempotent.stores.sql.schema import creation, indexes_of, outbox, records
+from celery_idempotent.stores.sql.schema import creation, indexes_of, outbox, records, text_of
 
 _TABLES = (records, outbox)
 
@@ -57,5 +57,4 @@ def _lacking(schema_editor: BaseDatabaseSchemaEditor, table: Table) -> Sequence[
 
 def _execute(schema_editor: BaseDatabaseSchemaEditor, *elements: DDLElement) -> None:
     for each in elements:
-        text = str(each.compile(dialect=dialect_of(schema_editor.connection))).strip()
-        schema_editor.execute(text.replace("\t", "    ").replace(" \n", "\n"), params=None)
+        schema_editor.execute(text_of(each, dialect_of(schema_editor.connection)), params=None)

@@ -79,7 +79,7 @@ class Indexes:
         if refusal_of(first):
             say(logger.warning, "index_missing", table=self.table, index=index.name, reason=text_of(first))
             return None
-        return self._pages(question, first)
+        return self.pages("Query", question, first)
 
     def items(self, keys: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """The items of these keys, as the table has them now; those that are gone are left out."""
@@ -100,10 +100,11 @@ class Indexes:
             if refusal_of(reply) == _MISSING:
                 yield index.name
 
-    def _pages(self, question: Mapping[str, Any], page: Any) -> Iterator[Mapping[str, Any]]:
+    def pages(self, operation: str, question: Mapping[str, Any], page: Any) -> Iterator[Mapping[str, Any]]:
+        """The items of this page of answers and of those behind it."""
         yield from page["Items"]
         while "LastEvaluatedKey" in page:
-            page = self.ask("Query", **question, ExclusiveStartKey=page["LastEvaluatedKey"])
+            page = self.ask(operation, **question, ExclusiveStartKey=page["LastEvaluatedKey"])
             yield from page["Items"]
 
     def _question(self, index: Index, value: str) -> dict[str, Any]:

@@ -322,12 +322,7 @@ class DynamoDBStore:
                 "ExpressionAttributeNames": {f"#f{index}": name for index, name in enumerate(meant)},
                 "ExpressionAttributeValues": {f":f{index}": each for index, each in enumerate(meant.values())},
             }
-        while True:
-            page = self._ask("Scan", **parameters)
-            yield from page["Items"]
-            if "LastEvaluatedKey" not in page:
-                return
-            parameters["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+        return self._indexes.pages("Scan", parameters, self._ask("Scan", **parameters))
 
     def _winner_of(self, own: Mapping[str, Any], *others: Mapping[str, Any]) -> Record | None:
         """The record because of which a transaction was cancelled, by the reasons for the record and for the writes."""

@@ -26,20 +26,18 @@ Client: TypeAlias = redis.Redis | RedisCluster
 
 DRIVER_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, exceptions.ChildDeadlockedError, OSError)
 
-READ_ONLY = Rule(
-    errors=(exceptions.ReadOnlyError,),
-    text="-READONLY",
-    meaning=Meaning.READ_ONLY,
-    remedy="this server is a replica; name its primary, or the sentinels that know it",
-)
-
 OTHER_TYPE = Rule(
     text=r"\bWRONGTYPE\b", remedy="a key of another program begins with the store's prefix; choose another by ?prefix="
 )
 
 # The patterns were read off Redis 6.2, Redis 7.0 and Valkey 9.1.
 _RULES = (
-    READ_ONLY,
+    Rule(
+        errors=(exceptions.ReadOnlyError,),
+        text="-READONLY",
+        meaning=Meaning.READ_ONLY,
+        remedy="this server is a replica; name its primary, or the sentinels that know it",
+    ),
     Rule(errors=(exceptions.AuthenticationError,), remedy="the server does not accept user and password"),
     Rule(
         errors=(exceptions.NoPermissionError,),

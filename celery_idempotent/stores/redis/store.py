@@ -29,6 +29,7 @@ from celery_idempotent.stores.clock import ServerClock
 from celery_idempotent.stores.failures import (
     UNENCRYPTED,
     UNVERIFIED,
+    Meaning,
     failure,
     leaves_machine,
     warn_if_exposed,
@@ -38,7 +39,6 @@ from celery_idempotent.stores.failures import (
 from celery_idempotent.stores.forks import PerProcess
 from celery_idempotent.stores.redis.client import (
     DRIVER_ERRORS,
-    READ_ONLY,
     WAIT_TIMEOUT,
     Client,
     DirectClient,
@@ -305,7 +305,7 @@ class RedisStore:
 
     def _failure(self, operation: str, error: BaseException) -> Exception:
         trouble, is_stored = trouble_of(error), isinstance(error, _TooFewReplicas)
-        if trouble is READ_ONLY or is_stored:
+        if trouble.meaning is Meaning.READ_ONLY or is_stored:
             self._drop_idle_connections()
         # Not the arguments that a server quotes of a command unknown to it.
         reason = str(error).partition(", with args")[0] or type(error).__name__

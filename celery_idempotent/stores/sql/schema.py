@@ -179,5 +179,9 @@ def ddl(dialect: str, *tables: sa.Table) -> str:
         tables: The tables to create; none given: :data:`records` and :data:`outbox`.
     """
     elements = [each for table in tables or (records, outbox) for each in creation(table)]
-    compiled = (str(each.compile(dialect=DIALECTS[dialect]())).strip() for each in elements)
-    return "".join(f"{each};\n" for each in compiled).replace("\t", "    ").replace(" \n", "\n")
+    return "".join(f"{text_of(each, DIALECTS[dialect]())};\n" for each in elements)
+
+
+def text_of(element: DDLElement, dialect: Dialect) -> str:
+    """What is sent to a database, as people read it."""
+    return str(element.compile(dialect=dialect)).strip().replace("\t", "    ").replace(" \n", "\n")
