@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
+from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 from unittest.mock import patch
 from uuid import uuid4
@@ -33,6 +34,9 @@ from celery_idempotent.protocol.steps import Begun, from_plain
 from celery_idempotent.protocol.store import Store, Transaction, TransactionalStore
 from celery_idempotent.stores import open_store
 from celery_idempotent.testing.stores import FakeStore, installed
+
+Fate = Literal["request lost", "reply lost", "dies before", "dies after"]
+_NO_FATES: Mapping[int, Fate] = MappingProxyType({})
 
 
 class WorkerDied(BaseException):
@@ -90,11 +94,9 @@ class Deliveries:
             with patch.multiple(task, run=run, apply_async=apply_async, _backend=DisabledBackend(app=task.app)):
                 yield deliveries
 
-    def begin(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], number: int = 0, fates: Sequence["Fate"] = ()
-    ) -> Message:
-        """The message of a new operation; ``fates`` are for its writes from that number on."""
-        self.store.plan(number, fates)
+    def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any], fates: Mapping[int, Fate] = _NO_FATES) -> Message:
+        """The message of a new operation; ``fates`` are those of its writes, by number."""
+        self.store.plan(fates)
         return Message(tuple(args), kwargs, {KEY_HEADER: f"rehearsal:{uuid4()}"})
 
     def deliver(
@@ -187,8 +189,6 @@ class Row:
     endings: tuple[DeliveryResult, ...]
 
 
-Fate = Literal["request lost", "reply lost", "dies before", "dies after"]
-
 _FATES: tuple[tuple[str, bool, tuple[Fate, ...]], ...] = (
     ("one request is lost at", False, ("request lost",)),
     ("one reply is lost at", False, ("reply lost",)),
@@ -228,14 +228,14 @@ class ScenarioStore(FakeStore):
         self._opened = ExitStack()
         #: The operation's writes so far, by the name that people know.
         self.writes: list[str] = []
-        self._fates: dict[int, Fate] = {}
+        self._fates: Mapping[int, Fate] = _NO_FATES
         self._deliveries = 0
         self._dead_owners: set[str] = set()
         self._thread = threading.local()
 
-    def plan(self, number: int = 0, fates: Sequence[Fate] = ()) -> None:
-        """Begin an operation; ``fates`` are for its writes from that number on."""
-        self.writes, self._fates, self._deliveries = [], dict(enumerate(fates, number)), 0
+    def plan(self, fates: Mapping[int, Fate] = _NO_FATES) -> None:
+        """Begin an operation; ``fates`` are those of its writes, by number."""
+        self.writes, self._fates, self._deliveries = [], fates, 0
 
     @contextmanager
     def delivering(self) -> Iterator[None]:
@@ -370,10 +370,10 @@ def rehearse(
 ) -> list[Row]:
     """What came of each scenario; only of the first if that says nothing about one effect."""
 
-    def play(name: str, act: Act, is_death: bool = False, number: int = 0, fates: Sequence[Fate] = ()) -> Row:
+    def play(name: str, act: Act, is_death: bool = False, fates: Mapping[int, Fate] = _NO_FATES) -> Row:
         reset()
         before = count()
-        endings = act(deliveries, deliveries.begin(args, kwargs, number, fates))
+        endings = act(deliveries, deliveries.begin(args, kwargs, fates))
         return Row(name, is_death, count() - before, tuple(endings))
 
     once = play("delivered once", Deliveries.deliver)
@@ -388,7 +388,7 @@ def rehearse(
         play("the worker dies as the body begins", partial(_die, "before_body"), is_death=True),
         play("the worker dies as the body ends", partial(_die, "after_body"), is_death=True),
         *(
-            play(f"{what} {write}", _deliver_and_duplicate, is_death, number, fates)
+            play(f"{what} {write}", _deliver_and_duplicate, is_death, dict(enumerate(fates, number)))
             for number, write in enumerate(writes)
             for what, is_death, fates in _FATES
         ),

@@ -488,7 +488,7 @@ def test_dead_attempt_writes_nothing_any_more() -> None:
     """Whatever its handlers try, in its own thread or in the heartbeat's; the next delivery is not concerned."""
     store, record = ScenarioStore(), a_record()
     completed, released = (record.but(status=each, revision=each) for each in (Status.COMPLETED, Status.RELEASED))
-    store.plan(1, ["dies before"])
+    store.plan({1: "dies before"})
     with store.delivering(), ThreadPoolExecutor(1) as heartbeat:
         store.swap(record, None)
         for _ in range(3):
@@ -500,7 +500,7 @@ def test_dead_attempt_writes_nothing_any_more() -> None:
         assert store.swap(released, record.revision) == released
 
     store, record = ScenarioStore(), a_record()
-    store.plan(0, ["dies after"])
+    store.plan({0: "dies after"})
     with store.delivering(), pytest.raises(WorkerDied):
         store.swap(record, None)
     assert store.get(record.key) == record, "the request had arrived; only the reply found nobody"
