@@ -50,7 +50,7 @@ from celery_idempotent.stores.sql.schema import (
     records,
     records_table,
 )
-from celery_idempotent.stores.sql.statement_store import StatementStore, Values, answer, unless_undone
+from celery_idempotent.stores.sql.statement_store import StatementStore, Values, answer, lacking_indexes, unless_undone
 from celery_idempotent.stores.sql.statements import RELATION, Execute, Reply
 
 _TIMEOUT = 5.0
@@ -214,10 +214,10 @@ class SQLStore(StatementStore[AnyConnection]):
             with self.explaining("provision"):
                 if not inspect(connection).has_table(table.name, table.schema):
                     _apply(connection, *creation(table))
-                indexes = indexes_of(table)
-                cut_off = [DropIndex(each, if_exists=True) for each in indexes if _is_cut_off(connection, each)]
-                _apply(connection, *cut_off, is_used=True)
-                if lacking := [each for each in indexes if not _is_there(connection, each)]:
+                cut_off = [each for each in indexes_of(table) if _is_cut_off(connection, each)]
+                _apply(connection, *(DropIndex(each, if_exists=True) for each in cut_off), is_used=True)
+                names = lacking_indexes(table, self.dialect, partial(self._execute, connection, "provision"))
+                if lacking := [each for each in indexes_of(table) if each.name in names]:
                     with nullcontext(connection) if self._is_bound else self._patient(_TO_INDEX) as patient:
                         _apply(patient, *map(CreateIndex, lacking), is_used=True)
 
@@ -354,11 +354,6 @@ def _is_cut_off(connection: Connection, index: Index) -> bool:
     named = {"schema": table.schema, "name": index.name}
     # Asked twice: one that is finished in the moment of the question seems cut off.
     return connection.dialect.name == "postgresql" and all(connection.execute(_CUT_OFF, named).all() for _ in range(2))
-
-
-def _is_there(connection: Connection, index: Index) -> bool:
-    table: Any = index.table
-    return inspect(connection).has_index(table.name, str(index.name), table.schema)
 
 
 def _apply(connection: Connection, *elements: DDLElement, is_used: bool = False) -> None:
