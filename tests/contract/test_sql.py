@@ -5,7 +5,6 @@ import socket
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -186,7 +185,7 @@ def test_nothing_is_prepared_on_a_pooler(
     A pooler changes servers at will, and on the next one the name may stand for another client's statement.
     """
     if not is_its_own:
-        monkeypatch.setattr(drivers, "has_server_of_its_own", lambda connection: False)
+        monkeypatch.setattr(drivers, "has_server_of_its_own", lambda *_: False)
     with postgresql.store() as store:
         known = a_claim(store)
         for number in range(8):
@@ -196,15 +195,6 @@ def test_nothing_is_prepared_on_a_pooler(
         link.close()
 
     assert [text.startswith("WITH written AS \n(INSERT") for (text,) in prepared] == [True] * is_its_own
-
-
-@pytest.mark.parametrize(("told", "is_its_own"), [(7, True), (8, False), (None, False)])
-def test_pooler_is_known_by_the_process_id_that_it_makes_up(told: int | None, is_its_own: bool) -> None:
-    """The server, asked by a statement, tells its own."""
-    answer = SimpleNamespace(fetchone=lambda: told and (told,))
-    connection: Any = SimpleNamespace(execute=lambda _: answer, info=SimpleNamespace(backend_pid=7))
-
-    assert drivers.has_server_of_its_own(connection) is is_its_own
 
 
 def test_pg8000_is_refused_behind_a_pooler(postgresql: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,23 +278,26 @@ def _connect_with_deadline(seconds: float) -> Callable[..., "PsycopgConnection"]
 
     def connect(_dialect: Any, _record: Any, args: Any, parameters: Any) -> "PsycopgConnection":
         connection = Connection.connect(*args, **parameters)
-        if has_server_of_its_own(connection):
+        if has_server_of_its_own(connection, connection.info.backend_pid):
             connection.prepare_threshold = _PREPARED_AFTER
         return connection
 
     return connect
 
 
-def has_server_of_its_own(connection: "PsycopgConnection") -> bool:
+def has_server_of_its_own(connection: Any, told: int) -> bool:
     """Whether it is one process of PostgreSQL that answers here for ever, so that a statement may be prepared there.
+
+    ``told`` is the id of the process that the connection was told at its beginning.
 
     A pooler such as PgBouncer changes servers at will. A statement that is prepared on one is missing on another, or
     worse: psycopg counts its names, and under the same name there may be somebody else's. To the client a pooler
     gives a process id of its own making, so the server itself is asked for the true one.
     """
     connection.autocommit = True
-    (process,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (None,)
-    return bool(process == connection.info.backend_pid)
+    cursor = connection.cursor()
+    cursor.execute("SELECT pg_backend_pid()")
+    return bool(cursor.fetchone()[0] == told)
 
 
 def _refuse_pooler(connection: Any, _record: Any) -> None:
@@ -303,11 +306,7 @@ def _refuse_pooler(connection: Any, _record: Any) -> None:
     In between, a pooler may let somebody else prepare there. The values would go to that statement, of any table.
     """
     told = connection._backend_key_data or b""
-    connection.autocommit = True
-    cursor = connection.cursor()
-    cursor.execute("SELECT pg_backend_pid()")
-    (process,) = cursor.fetchone()
-    if process != int.from_bytes(told[:4], "big"):
+    if not has_server_of_its_own(connection, int.from_bytes(told[:4], "big")):
         raise ArgumentError("pg8000 behind a pooler")
 
 
