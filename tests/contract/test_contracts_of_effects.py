@@ -192,17 +192,17 @@ class Change:
 
 FLAWS: dict[type, dict[str, tuple[str, ...]]] = {
     CommittingContract: {
-        "record_and_effects_happen_together": ("forgets writes",),
+        "record_and_writes_happen_together": ("forgets writes",),
         "refused_write_undoes_all": ("writes first", "blames another", "skips what is refused"),
-        "nothing_happens_where_the_claim_is_gone": ("writes over others",),
+        "no_write_is_made_where_the_claim_is_gone": ("writes over others",),
         "commit_that_is_sent_again_is_made_once": ("writes again",),
         "racing_commits_have_one_effect": ("checks, then acts",),
     },
     TransactionalContract: {
-        "record_and_effects_happen_together": ("forgets the record", "forgets the rows"),
+        "record_and_rows_are_committed_together": ("forgets the record", "forgets the rows"),
         "rollback_undoes_both": ("inserts at once", "records at once"),
-        "nothing_happens_where_the_claim_is_gone": ("any revision",),
-        "racing_commits_have_one_effect": ("locks nothing",),
+        "nothing_is_written_where_the_claim_is_gone": ("any revision",),
+        "racing_transactions_have_one_effect": ("locks nothing",),
         "record_is_held_from_the_swap_to_the_end": ("does not hold the record",),
     },
     OutboxContract: {
@@ -232,7 +232,7 @@ def test_wrong_store_is_noticed(contract: type, test: str, flaw: str) -> None:
         getattr(contract(), f"test_{test}")(*arguments)
 
 
-class _RightDatabase:
+class TestRightDatabase(CommittingContract, TransactionalContract, OutboxContract):
     """The negative control."""
 
     @pytest.fixture
@@ -240,16 +240,12 @@ class _RightDatabase:
         return Database()
 
     @pytest.fixture
-    def effects(self, store: Database) -> Database:
+    def writes(self, store: Database) -> Database:
         return store
 
-
-class TestRightCommits(_RightDatabase, CommittingContract):
-    pass
-
-
-class TestRightTransactions(_RightDatabase, TransactionalContract, OutboxContract):
-    pass
+    @pytest.fixture
+    def rows(self, store: Database) -> Database:
+        return store
 
 
 @pytest.mark.parametrize("contract", FLAWS)

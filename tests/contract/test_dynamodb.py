@@ -295,7 +295,7 @@ class TestCommits(CommittingContract):
     """What every store that commits must do."""
 
     @pytest.fixture
-    def effects(self, stock: _Stock) -> _Stock:
+    def writes(self, stock: _Stock) -> _Stock:
         return stock
 
 

@@ -75,7 +75,7 @@ class TestTransactions(TransactionalContract, OutboxContract):
         return place.store
 
     @pytest.fixture
-    def effects(self, place: Place) -> Place:
+    def rows(self, place: Place) -> Place:
         return place
 
 

@@ -193,7 +193,7 @@ class TestTransactions(TransactionalContract, OutboxContract):
     """What every store with transactions must do."""
 
     @pytest.fixture
-    def effects(self, store: DjangoStore) -> _NamedGroups:
+    def rows(self, store: DjangoStore) -> _NamedGroups:
         return _NamedGroups(store.alias)
 
 

@@ -53,14 +53,7 @@ _CLOCK_ERROR = 60_000
 class _WithOutbox(TransactionalStore, Outbox, Protocol): ...
 
 
-class UsersEffects(Protocol):
-    """What a user has done beside records."""
-
-    def count(self) -> int:
-        """How many of these effects everybody sees."""
-
-
-class UsersWrites(UsersEffects, Protocol):
+class UsersWrites(Protocol):
     """What a user has written by ``attempt.commit``."""
 
     def made(self) -> Mapping[str, Any]:
@@ -69,12 +62,18 @@ class UsersWrites(UsersEffects, Protocol):
     def refused(self) -> Mapping[str, Any]:
         """A write whose own condition does not hold."""
 
+    def count(self) -> int:
+        """How many of those from :meth:`made` were made."""
 
-class UsersRows(UsersEffects, Protocol):
+
+class UsersRows(Protocol):
     """What a user does in ``attempt.transaction``."""
 
     def insert(self, connection: Any) -> None:
         """Insert a row by :attr:`celery_idempotent.stores.Transaction.connection`."""
+
+    def count(self) -> int:
+        """How many rows everybody sees."""
 
 
 class OutageContract:
@@ -179,121 +178,136 @@ class VerifiableContract:
             assert isinstance(reply_of(ask), StoreMisconfigured)
 
 
-class _TogetherContract:
-    """A record and two effects of a user's happen together, or none of them does."""
-
-    def _commit(self, store: Any, effects: Any, done: Record, expected: str) -> Record | None:
-        """Swap in ``done`` together with two effects; what is stored afterwards."""
-        raise NotImplementedError
-
-    def test_record_and_effects_happen_together(self, store: Store, effects: UsersEffects) -> None:
-        """And the next commit starts clean."""
-        for _ in range(3):
-            claimed, before = a_claim(store), effects.count()
-            done = a_completion(claimed)
-
-            assert self._commit(store, effects, done, claimed.revision) == done
-
-            assert (store.get(done.key), effects.count() - before) == (done, 2)
-
-    def test_nothing_happens_where_the_claim_is_gone(self, store: Store, effects: UsersEffects) -> None:
-        """The caller learns whose record it is, or that there is none."""
-        claimed, before = a_claim(store), effects.count()
-        theirs = a_rival(claimed)
-        store.swap(theirs, claimed.revision)
-
-        assert self._commit(store, effects, a_completion(claimed), claimed.revision) == theirs
-        assert self._commit(store, effects, a_completion(a_record()), new_nonce()) is None
-
-        assert (store.get(claimed.key), effects.count() - before) == (theirs, 0)
-
-    def test_racing_commits_have_one_effect(self, store: Store, effects: UsersEffects) -> None:
-        """Of many that expect one revision exactly one is made, and the others are told whose."""
-        claimed, before = a_claim(store), effects.count()
-
-        told = race([lambda: self._commit(store, effects, a_completion(claimed), claimed.revision)] * _RACERS)
-
-        assert told == [store.get(claimed.key)] * _RACERS
-        assert effects.count() - before == 2
-
-
-class CommittingContract(_TogetherContract):
-    """Tests of :class:`~celery_idempotent.stores.CommittingStore`; needs fixtures ``store`` and ``effects``.
+class CommittingContract:
+    """Tests of :class:`~celery_idempotent.stores.CommittingStore`; needs fixtures ``store`` and ``writes``.
 
     The second is :class:`UsersWrites`, to the same database.
     """
 
-    def _commit(self, store: CommittingStore, effects: UsersWrites, done: Record, expected: str) -> Record | None:
-        return ask_again(lambda: store.swap_with(done, expected, [effects.made(), effects.made()]))
+    def test_record_and_writes_happen_together(self, store: CommittingStore, writes: UsersWrites) -> None:
+        """All of them, and nothing before."""
+        claimed, before = a_claim(store), writes.count()
+        done = a_completion(claimed)
 
-    def test_refused_write_undoes_all(self, store: CommittingStore, effects: UsersWrites) -> None:
+        assert store.swap_with(done, claimed.revision, [writes.made(), writes.made()]) == done
+
+        assert (store.get(done.key), writes.count() - before) == (done, 2)
+
+    def test_refused_write_undoes_all(self, store: CommittingStore, writes: UsersWrites) -> None:
         """It is named by its position; the record and the other writes are as they were."""
-        claimed, before = a_claim(store), effects.count()
-        writes = [effects.made(), effects.refused()]
+        claimed, before = a_claim(store), writes.count()
 
-        refused = reply_of(lambda: store.swap_with(a_completion(claimed), claimed.revision, writes))
+        refused = reply_of(
+            lambda: store.swap_with(a_completion(claimed), claimed.revision, [writes.made(), writes.refused()])
+        )
 
         assert isinstance(refused, WriteFailed), f"a write was to be refused, and this came: {refused}"
         assert refused.position == 1
-        assert (store.get(claimed.key), effects.count() - before) == (claimed, 0)
+        assert (store.get(claimed.key), writes.count() - before) == (claimed, 0)
 
-    def test_commit_that_is_sent_again_is_made_once(self, store: CommittingStore, effects: UsersWrites) -> None:
+    def test_no_write_is_made_where_the_claim_is_gone(self, store: CommittingStore, writes: UsersWrites) -> None:
+        """The caller learns whose record it is, or that there is none."""
+        claimed, before = a_claim(store), writes.count()
+        theirs = a_rival(claimed)
+        store.swap(theirs, claimed.revision)
+
+        assert store.swap_with(a_completion(claimed), claimed.revision, [writes.made()]) == theirs
+        assert store.swap_with(a_completion(a_record()), new_nonce(), [writes.made()]) is None
+
+        assert (store.get(claimed.key), writes.count() - before) == (theirs, 0)
+
+    def test_commit_that_is_sent_again_is_made_once(self, store: CommittingStore, writes: UsersWrites) -> None:
         """After a lost reply the record tells that it was made."""
-        claimed, before = a_claim(store), effects.count()
+        claimed, before = a_claim(store), writes.count()
         done = a_completion(claimed)
 
         for _ in range(3):
-            assert self._commit(store, effects, done, claimed.revision) == done
+            assert store.swap_with(done, claimed.revision, [writes.made()]) == done
 
-        assert (store.get(done.key), effects.count() - before) == (done, 2)
+        assert (store.get(done.key), writes.count() - before) == (done, 1)
+
+    def test_racing_commits_have_one_effect(self, store: CommittingStore, writes: UsersWrites) -> None:
+        """Of many that expect one revision exactly one is made, and the others are told whose."""
+        claimed, before = a_claim(store), writes.count()
+
+        def commit() -> Record | None:
+            done = a_completion(claimed)
+            return ask_again(lambda: store.swap_with(done, claimed.revision, [writes.made()]))
+
+        told = race([commit] * _RACERS)
+
+        assert told == [store.get(claimed.key)] * _RACERS
+        assert writes.count() - before == 1
 
 
-class TransactionalContract(_TogetherContract):
-    """Tests of :class:`~celery_idempotent.stores.TransactionalStore`; needs fixtures ``store`` and ``effects``.
+class TransactionalContract:
+    """Tests of :class:`~celery_idempotent.stores.TransactionalStore`; needs fixtures ``store`` and ``rows``.
 
     The second is :class:`UsersRows`, in the same database.
     """
 
-    def _commit(self, store: TransactionalStore, effects: UsersRows, done: Record, expected: str) -> Record | None:
-        def commit() -> Record | None:
+    def test_record_and_rows_are_committed_together(self, store: TransactionalStore, rows: UsersRows) -> None:
+        """And the next transaction starts clean."""
+        for _ in range(3):
+            claimed, before = a_claim(store), rows.count()
+            done = a_completion(claimed)
+
             transaction = store.begin()
-            stored = None
-            try:
-                effects.insert(transaction.connection)
-                effects.insert(transaction.connection)
-                stored = transaction.swap(done, expected)
-            finally:
-                (transaction.commit if stored == done else transaction.rollback)()
-            return stored
+            rows.insert(transaction.connection)
+            assert transaction.swap(done, claimed.revision) == done
+            transaction.commit()
 
-        return ask_again(commit)
+            assert (store.get(done.key), rows.count() - before) == (done, 1)
 
-    def test_rollback_undoes_both(self, store: TransactionalStore, effects: UsersRows) -> None:
+    def test_rollback_undoes_both(self, store: TransactionalStore, rows: UsersRows) -> None:
         """And leaves nothing open that the next one could meet."""
-        claimed, before = a_claim(store), effects.count()
+        claimed, before = a_claim(store), rows.count()
         for _ in range(3):
             transaction = store.begin()
-            effects.insert(transaction.connection)
+            rows.insert(transaction.connection)
             transaction.swap(a_completion(claimed), claimed.revision)
             transaction.rollback()
 
-        assert (store.get(claimed.key), effects.count() - before) == (claimed, 0)
+        assert (store.get(claimed.key), rows.count() - before) == (claimed, 0)
 
-    def test_record_is_held_from_the_swap_to_the_end(self, store: TransactionalStore, effects: UsersRows) -> None:
+    def test_nothing_is_written_where_the_claim_is_gone(self, store: TransactionalStore, rows: UsersRows) -> None:
+        """The caller learns whose record it is, and rolls back."""
+        claimed, before = a_claim(store), rows.count()
+        theirs = a_rival(claimed)
+        store.swap(theirs, claimed.revision)
+
+        transaction = store.begin()
+        rows.insert(transaction.connection)
+        assert transaction.swap(a_completion(claimed), claimed.revision) == theirs
+        transaction.rollback()
+
+        assert (store.get(claimed.key), rows.count() - before) == (theirs, 0)
+
+    def test_racing_transactions_have_one_effect(self, store: TransactionalStore, rows: UsersRows) -> None:
+        """Of many that expect one revision exactly one is committed."""
+        claimed, before = a_claim(store), rows.count()
+
+        won = race([partial(_commit_over, store, rows, claimed)] * _RACERS)
+
+        stored = store.get(claimed.key)
+        assert stored is not None
+        assert (won.count(True), stored.status, rows.count() - before) == (1, Status.COMPLETED, 1)
+
+    def test_record_is_held_from_the_swap_to_the_end(self, store: TransactionalStore, rows: UsersRows) -> None:
         """A takeover that comes between has to wait, and then meets the outcome."""
-        claimed, before = a_claim(store), effects.count()
+        claimed, before = a_claim(store), rows.count()
         done, takeover = a_completion(claimed), a_rival(claimed)
 
         with ThreadPoolExecutor(1) as thread:
             transaction = store.begin()
-            effects.insert(transaction.connection)
+            rows.insert(transaction.connection)
             assert transaction.swap(done, claimed.revision) == done
             taken_over = thread.submit(ask_again, lambda: store.swap(takeover, claimed.revision))
             wait([taken_over], timeout=_MEANWHILE)
             transaction.commit()
 
         assert taken_over.result() == done
-        assert (store.get(done.key), effects.count() - before) == (done, 1)
+        assert (store.get(done.key), rows.count() - before) == (done, 1)
 
 
 class OutboxContract:
@@ -421,6 +435,24 @@ def _purge_all(store: PurgeableStore) -> None:
         if not deleted:
             return
     raise AssertionError("a thousand purges, and every one of them deleted something")
+
+
+def _commit_over(store: TransactionalStore, rows: UsersRows, claimed: Record) -> bool:
+    """Whether a transaction over the claim was committed; asked again where the store gave up in favour of another."""
+
+    def commit() -> bool:
+        done = a_completion(claimed)
+        transaction = store.begin()
+        try:
+            rows.insert(transaction.connection)
+            is_ours = transaction.swap(done, claimed.revision) == done
+        except BaseException:
+            transaction.rollback()
+            raise
+        (transaction.commit if is_ours else transaction.rollback)()
+        return is_ours
+
+    return ask_again(commit)
 
 
 def _message(task_id: str) -> OutboxMessage:
