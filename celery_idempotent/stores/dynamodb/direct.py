@@ -32,6 +32,8 @@ from botocore.exceptions import ChecksumError, HTTPClientError
 from botocore.parsers import ResponseParserError
 from urllib3.util.connection import is_connection_dropped
 
+from celery_idempotent.stores.dynamodb.items import LOST
+
 _OWN = frozenset(
     {
         "accept-encoding",
@@ -122,10 +124,6 @@ class RequestTemplate:
         return {**self.lasting, **self.signature.headers(body), "amz-sdk-invocation-id": str(uuid4())}
 
 
-def prepare(client: Any) -> None:
-    client.meta.events.register_last("request-created", _stop)
-
-
 def template_of(client: Any, parameters: Mapping[str, Any], credentials: ReadOnlyCredentials | None) -> RequestTemplate:
     """Learn how ``client`` would send a PutItem, without sending it; ``Unfit`` where that cannot be repeated.
 
@@ -174,8 +172,6 @@ def _stop(request: Any, operation_name: str, **_: Any) -> None:
     raise _Created(request)
 
 
-_LOST = "ConditionalCheckFailedException"
-
 _PLAIN = re.compile(r"/[A-Za-z0-9/._~-]*")
 """What urllib3 sends as it is. To a proxy that is no tunnel, requests name the server, too."""
 
@@ -197,7 +193,7 @@ class DirectPath:
         self._credentials = credentials
         self._harmless = harmless
         self._known: tuple[RequestTemplate, Wire] | None = None
-        prepare(client)
+        client.meta.events.register_last("request-created", _stop)
 
     def put(self, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
         """The reply, as far as the store looks at it; None: the client must ask. ``Unfit``: it must for all writes."""
@@ -225,7 +221,7 @@ _ENCODER = JSONEncoder(default=lambda value: b64encode(value).decode())
 
 def _read(reply: HttpReply) -> dict[str, Any] | None:
     """A success, or a lost condition; None if it is something else."""
-    is_lost = reply.status_code == 400 and _LOST.encode() in reply.content
+    is_lost = reply.status_code == 400 and LOST.encode() in reply.content
     if reply.status_code >= 300 and not is_lost:
         return None
     promised, actual = reply.headers.get("x-amz-crc32"), str(crc32(reply.content))
@@ -243,9 +239,9 @@ def _read(reply: HttpReply) -> dict[str, Any] | None:
         if reply.status_code != 200 or "__type" in body:
             raise ResponseParserError(f"no success: {reply.status_code} {reply.content[:200]!r}")
         return {"ResponseMetadata": metadata}
-    if str(body.get("__type")).rpartition("#")[2] != _LOST:
+    if str(body.get("__type")).rpartition("#")[2] != LOST:
         return None
-    parsed = {"Error": {"Code": _LOST, "Message": body.get("message", "")}, "ResponseMetadata": metadata}
+    parsed = {"Error": {"Code": LOST, "Message": body.get("message", "")}, "ResponseMetadata": metadata}
     if body.get("Item"):
         parsed["Item"] = {name: _decoded(value) for name, value in body["Item"].items()}
     return parsed

@@ -16,6 +16,9 @@ from celery_idempotent.stores.failures import Meaning, Rule, failure, rule_of
 
 DRIVER_ERRORS = (ClientError, BotoCoreError, ResponseParserError)
 
+LOST = "ConditionalCheckFailedException"
+"""The error code of a write whose condition did not hold."""
+
 OTHER_KEY = "the table's key is not {key}; name its attributes by key_attr and sort_key_attr, or use another table"
 
 _RULES = (

@@ -33,6 +33,7 @@ from celery_idempotent.stores.dynamodb.direct import DirectPath, Unfit
 from celery_idempotent.stores.dynamodb.items import (
     ATTRIBUTES,
     DRIVER_ERRORS,
+    LOST,
     attribute_of,
     explained,
     named,
@@ -63,7 +64,6 @@ _CALLED = frozenset({"dynamodb", "oidc", "portal.sso", "signin", "sts"})
 
 _VERIFY = "celery-idempotent:verify"
 
-_LOST = "ConditionalCheckFailedException"
 _CANCELLED = "TransactionCanceledException"
 _CONDITION_FAILED = "ConditionalCheckFailed"
 _CONTENTION = frozenset({"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
@@ -267,7 +267,7 @@ class DynamoDBStore:
 
     def delete(self, key: str, expected: str) -> bool:
         condition = self._condition(expected)
-        reply = self._ask("DeleteItem", _LOST, TableName=self.table, Key=self._key(key), **condition)
+        reply = self._ask("DeleteItem", LOST, TableName=self.table, Key=self._key(key), **condition)
         return not refusal_of(reply)
 
     def now(self) -> int:
@@ -377,7 +377,7 @@ class DynamoDBStore:
     def _put(self, item: Mapping[str, Any], condition: Mapping[str, Any], new: Record | None) -> Record | None:
         reply = self._ask(
             "PutItem",
-            _LOST,
+            LOST,
             TableName=self.table,
             Item=item,
             ReturnValuesOnConditionCheckFailure="ALL_OLD",
