@@ -190,9 +190,9 @@ def test_nothing_is_prepared_on_a_pooler(
         known = a_claim(store)
         for number in range(8):
             store.swap(known.but(revision=f"{number}"), None)
-        link = store._engine().raw_connection()
+        link = store._pool().raw_connection()
         prepared = drivers.of_driver(link).execute("SELECT statement FROM pg_prepared_statements").fetchall()
-        link.close()
+        store._pool().keep(link)
 
     assert [text.startswith("WITH written AS \n(INSERT") for (text,) in prepared] == [True] * is_its_own
 
@@ -209,3 +209,30 @@ def test_pg8000_is_refused_behind_a_pooler(postgresql: Database, monkeypatch: py
         for ask in (lambda: store.swap(a_record(), None), lambda: store.get("a"), store.begin, store.verify):
             with pytest.raises(StoreMisconfigured, match=r"use postgresql\+psycopg"):
                 ask()
+
+
+def test_kept_connection_is_there_for_everything_else_until_the_store_is_closed(sqlite: Database) -> None:
+    """The pool has no other, and nobody waits for it; a store that was closed can be used again."""
+    with sqlite.store(pool_size=1, timeout=0.2) as store:
+        for _ in range(2):
+            record = a_claim(store)
+            transaction = store.begin()
+            assert transaction.swap(a_rival(record), record.revision) is not None
+            transaction.commit()
+            pool: Any = store._pool()._engine.pool
+            store.get(record.key)
+            store.close()
+            assert pool.checkedout() == pool.checkedin() == 0
+
+
+def test_kept_connection_is_replaced_for_its_age(sqlite: Database) -> None:
+    """The pool replaces what is too old; it cannot look at what never comes back."""
+    with sqlite.store() as store:
+        a_claim(store)
+        link = store._pool().raw_connection()
+        link.info[drivers._FIRST_USED] -= drivers._RECYCLE
+        aged = drivers.of_driver(link)
+        store._pool().keep(link)
+        successor = store._pool().raw_connection()
+        assert drivers.of_driver(successor) is not aged
+        store._pool().keep(successor)

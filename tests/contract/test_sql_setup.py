@@ -207,7 +207,7 @@ def test_index_that_is_finished_or_dropped_meanwhile_is_let_be(
 
 
 def _reflected(store: SQLStore) -> Any:
-    with store._lent("test", store._engine().connect) as connection:
+    with store._lent("test", store._pool().connect) as connection:
         found = inspect(connection)
         columns = [found.get_columns(each.name) for each in (store.table, store.outbox)]
         indexes = sorted(str(each["column_names"]) for each in found.get_indexes(store.table.name))
@@ -410,7 +410,7 @@ def test_session_is_set_up_as_documented(database: Database) -> None:
         "mysql": {mysql: ("READ-COMMITTED", 2, 2, 1, 1)},
         "sqlite": {"PRAGMA synchronous": (3,), "PRAGMA journal_mode": ("wal",), "PRAGMA busy_timeout": (2000,)},
     }
-    with database.store(timeout=2.0) as store, store._lent("test", store._engine().connect) as connection:
+    with database.store(timeout=2.0) as store, store._lent("test", store._pool().connect) as connection:
         for question, answer in settings[database.dialect].items():
             assert connection.execute(text(question)).one() == answer
 

@@ -131,7 +131,7 @@ def test_renewal_in_the_middle_is_met_and_nobody_sees_anything_before_the_commit
 def test_interrupted_commit_ends_the_transaction(place: Place) -> None:
     """A time limit can strike in the middle of it: no lock and no connection stays behind, so the claim can end."""
     transaction, claimed, _ = place.begun()
-    engine, strike = place.store._engine(), raising(SoftTimeLimitExceeded())
+    engine, strike = place.store._pool()._engine, raising(SoftTimeLimitExceeded())
     event.listen(engine, "commit", strike)
     with pytest.raises(SoftTimeLimitExceeded):
         transaction.commit()

@@ -91,7 +91,7 @@ def stopped(*pids: int) -> Iterator[None]:
 
 def process_behind(store: SQLStore) -> int:
     """The process of the server that answers ``store``; its pooled connection is used again by the next call."""
-    with store._lent("test", store._engine().connect) as connection:
+    with store._lent("test", store._pool().connect) as connection:
         if store.dialect == "postgresql":
             return int(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
         return int(Path(str(connection.execute(text("SELECT @@pid_file")).scalar_one())).read_text())

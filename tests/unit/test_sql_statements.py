@@ -306,13 +306,13 @@ def test_connections_from_before_a_fork_are_left_to_the_parent(tmp_path: Path, m
     given, own = SQLStore(engine), SQLStore(url)
     own.provision()
     given.get("k")
-    pool, inherited = engine.pool, own._engine()
+    pool, inherited = engine.pool, own._pool()
     monkeypatch.setattr("os.getpid", lambda: -1)
     record = a_record()
     assert given.swap(record, None) == record
     assert engine.pool is not pool
     assert forks.inherited.pop() is pool
-    assert own._engine() is not inherited
+    assert own._pool() is not inherited
     own.close()
     for each in (engine, inherited, pool):
         each.dispose()

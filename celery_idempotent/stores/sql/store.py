@@ -29,12 +29,12 @@ from celery_idempotent.stores.failures import Meaning
 from celery_idempotent.stores.sql.drivers import (
     AnyConnection,
     C,
+    ConnectionPool,
     check_pool,
     connectable,
     dialect_of,
     drop,
     end_transaction_of_a_hook,
-    lend,
     new_engine,
     of_driver,
     parsed,
@@ -118,7 +118,7 @@ class SQLStore(StatementStore[AnyConnection]):
             raise PolicyError("timeout, pool_size", f"{timeout}, {pool_size}", "an engine of your own brings its own")
         self._timeout = _at_least(0.1, "timeout", _TIMEOUT if timeout is None else timeout)
         self._pool_size = int(_at_least(1, "pool_size", _POOL_SIZE if pool_size is None else pool_size))
-        self._engine = forks.PerProcess(self._new_engine)
+        self._pool = forks.PerProcess(lambda: ConnectionPool(self._new_engine()))
         self._made_in = os.getpid()
         tables = records, outbox
         if (table, schema) != (TABLE, None):
@@ -158,7 +158,7 @@ class SQLStore(StatementStore[AnyConnection]):
         if using is not None:
             return SQLTransaction(self, using)
         with self.explaining("begin", OSError, TypeError, ValueError):
-            connection = lend(self._engine().connect)
+            connection = self._pool().connect()
         try:
             # SQLAlchemy hands on what the driver says to a new isolation level as it is.
             with self.explaining("begin", connection.dialect.loaded_dbapi.Error, OSError, TypeError, ValueError):
@@ -193,7 +193,7 @@ class SQLStore(StatementStore[AnyConnection]):
             StoreMisconfigured: A table of that name has other columns, or a permission is missing.
             StoreUnavailable: The server did not answer.
         """
-        with self._lent("provision", self._engine().connect) as connection:
+        with self._lent("provision", self._pool().connect) as connection:
             if self.dialect == "sqlite":
                 self._write_ahead(partial(self._execute, connection, "provision"))
                 with self._begun(connection, "provision", "COMMIT"):
@@ -205,9 +205,9 @@ class SQLStore(StatementStore[AnyConnection]):
 
     def close(self) -> None:
         """See :meth:`celery_idempotent.stores.Store.close`; an engine given by you stays open."""
-        engine = self._engine.forget()
-        if engine is not None and self._given is None:
-            engine.dispose()
+        pool = self._pool.forget()
+        if pool is not None and self._given is None:
+            pool.dispose()
 
     def _complete(self, connection: Connection) -> None:
         for table in (self.table, self.outbox):
@@ -257,13 +257,14 @@ class SQLStore(StatementStore[AnyConnection]):
 
     def _connected(self, operation: str) -> AbstractContextManager[AnyConnection]:
         if self._given is None:
-            return self._lent(operation, self._engine().raw_connection)
-        return self._lent(operation, self._engine().connect)
+            return self._lent(operation, self._pool().raw_connection)
+        return self._lent(operation, self._pool().connect)
 
     @contextmanager
     def _lent(self, operation: str, connect: Callable[[], C]) -> Iterator[C]:
+        pool = self._pool()  # for a process that forks meanwhile, still this one's
         with self.explaining(operation, OSError, TypeError, ValueError):
-            lent = lend(connect)
+            lent = connect()
         try:
             if isinstance(lent, Connection):
                 with self.explaining(operation):
@@ -273,7 +274,10 @@ class SQLStore(StatementStore[AnyConnection]):
             # It may stand in the middle of an answer, inside a transaction, or before a server that only reads.
             drop(lent)
             raise
-        lent.close()
+        if isinstance(lent, Connection):
+            lent.close()
+        else:
+            pool.keep(lent)
 
     def _begin(self, connection: Connection) -> None:
         """What SQLAlchemy would do by itself; in autocommit mode it calls hooks, and nothing more."""
@@ -313,9 +317,9 @@ class SQLStore(StatementStore[AnyConnection]):
         would take for granted what only its parent has; and a parent that then closes the file believes itself
         alone, and deletes the log that its children write to.
         """
-        engine = self._engine.made()
-        if engine is not None:
-            engine.dispose()
+        pool = self._pool.made()
+        if pool is not None:
+            pool.dispose()
         elif self._given is not None and os.getpid() == self._made_in:
             self._given.dispose()
 
