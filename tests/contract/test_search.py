@@ -44,13 +44,13 @@ def test_every_store_finds_the_same(store: Store) -> None:
     def keep(number: int, label: str, **changes: Any) -> Record:
         key = f"o-{number}\0" if number % 2 else f"shop:1:{'abABb_%'[number // 2 :][:2]}{number}"
         named = {"key": key, "task": "shop", "task_id": f"id-{number}", "worker": f"w{number % 2}", "label": label}
-        record = a_record().but(updated_at=number * 1000, **named, **{"status": Status.UNKNOWN, **changes})
+        record = a_record().but(updated_at=number * 1000, **{"status": Status.UNKNOWN, **named, **changes})
         memory.swap(record, None)
         assert store.swap(record, None) == record
         return record
 
     kept = [keep(*each) for each in enumerate(LABELS)]
-    keep(20, "", status=Status.COMPLETED, expires_at=2**33)
+    keep(20, "", status=Status.COMPLETED, expires_at=2**33, key="grab:1:ab")
     for asked in ASKED:
         listed = sorted(each.key for each in find(store, asked))
         assert listed == sorted(each.key for each in find(memory, asked)), asked

@@ -75,7 +75,7 @@ def test_driver_that_is_there_is_taken_and_one_that_is_missing_is_named(
         ("sqlite:////tmp/x?tabel=effects", "unknown option for SQLite: tabel"),
         ("postgresql://app:very-secret@h:port/d", "is not the URL of a database"),
         (f"{PG}?timeout=soon", "timeout='soon': must be a number, 0.1 or more"),
-        (f"{PG}?timeout=nan", "timeout=.*0.1 or more"),
+        *((f"{PG}?timeout={each}", "timeout=.*0.1 or more") for each in ("nan", "inf")),
         (f"{PG}?pool_size=0", "pool_size=.*1 or more"),
         (f"{PG}?table={'t' * 51}", "1 to 50 characters"),
     ],
