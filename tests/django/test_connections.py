@@ -3,7 +3,6 @@
 import sqlite3
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from django.db.backends.signals import connection_created
 
 from celery_idempotent import IdempotentTask, Policy, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.contrib.django.store import DjangoStore, _leave_files, _leave_to_parent
-from celery_idempotent.protocol.store import RecordTooLarge
 from celery_idempotent.stores import forks
 from celery_idempotent.testing import StoreContract
 from celery_idempotent.testing.contract import a_record
@@ -219,22 +217,6 @@ def test_error_inside_a_transaction_leaves_it_open(empty: str) -> None:
             store.get("no table")
         assert connections[empty].connection is not None
         transaction.set_rollback(True, using=empty)
-
-
-@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_result_beyond_the_largest_packet_is_refused_unsent(store: DjangoStore, server: Server) -> None:
-    """MySQL hangs up on whoever sends more, which would look like an outage for ever."""
-    record = a_record()
-    store.swap(record, None)
-    server.ask("SET GLOBAL max_allowed_packet = 1048576")
-    try:
-        session = own_session(store.alias)
-        for result in ("x" * 600_000, b"\xff" * 600_000):
-            with pytest.raises(RecordTooLarge, match="max_allowed_packet is 1048576"):
-                store.swap(replace(record, revision="2", result=result, content_type="t"), record.revision)
-        assert own_session(store.alias) == session
-    finally:
-        server.ask("SET GLOBAL max_allowed_packet = DEFAULT")
 
 
 def test_locked_file_is_an_outage(tmp_path: Path) -> None:

@@ -39,17 +39,18 @@ def app(store: Any) -> Celery:
 def test_stats_count_by_status_and_task(app: Celery) -> None:
     """With the oldest of each, and what is forgotten apart from what counts."""
     now = app.conf.idempotency_store.now()
-    for age in (3_600_000, 0):
+    for age in (0, 3_600_000, 0):
         keep(app, task="a", status=Status.IN_PROGRESS, updated_at=now - age)
-    keep(app, task="b", status=Status.COMPLETED, updated_at=now, expires_at=1)
+    for expires_at in (1, 2**33):
+        keep(app, task="b", status=Status.COMPLETED, updated_at=now, expires_at=expires_at)
 
     made, shown = told(app, "stats"), run(app, "stats").stdout
 
-    assert made["by_status"] == {"IN_PROGRESS": 2, "FORGOTTEN": 1}
-    assert made["by_task"] == {"a": {"IN_PROGRESS": 2}, "b": {"FORGOTTEN": 1}}
+    assert made["by_status"] == {"IN_PROGRESS": 3, "COMPLETED": 1, "FORGOTTEN": 1}
+    assert made["by_task"] == {"a": {"IN_PROGRESS": 3}, "b": {"COMPLETED": 1, "FORGOTTEN": 1}}
     assert made["oldest_in_progress"] == made["oldest"]["IN_PROGRESS"] < made["oldest"]["FORGOTTEN"]
     assert made["outbox"] is None
-    assert "IN_PROGRESS  2        1 h\n" in shown
+    assert "IN_PROGRESS  3        1 h\n" in shown
 
 
 def test_stats_tell_what_waits_in_the_outbox(app: Celery, tmp_path: Path) -> None:

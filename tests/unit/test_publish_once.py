@@ -147,20 +147,6 @@ def test_a_delivery_takes_an_announcement_as_its_first_attempt(fingerprint: str)
     assert claimed.fingerprint == "f" * 64
 
 
-@pytest.mark.parametrize(
-    ("record", "shown"),
-    [
-        (QUEUED, "RELEASED, queued"),
-        (STALE, "RELEASED, message in doubt"),
-        (_record(status=Status.RELEASED, lease_until=NOW + 1), "RELEASED"),
-        (QUEUED.but(status=Status.UNKNOWN), "UNKNOWN"),
-    ],
-)
-def test_people_see_whether_a_message_is_on_its_way(record: Record, shown: str) -> None:
-    """Of what an attempt has given back, and of every other status, there is no more to say."""
-    assert publishing.shown_status(record.status, record.owner, record.lease_until, NOW) == shown
-
-
 ONCE = Policy("order_id", publish="once", remember=(LookupError,))
 DAY = 86_400
 

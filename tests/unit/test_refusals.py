@@ -22,7 +22,8 @@ from celery_idempotent.integration.settings import runtime_of
 from celery_idempotent.printable import one_line
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.memory import MemoryStore
-from tests.support.deliveries import an_app, deliver, published
+from celery_idempotent.stores.objects import open_large_results
+from tests.support.deliveries import Shop, an_app, deliver, published
 from tests.support.messages import entries
 
 
@@ -281,13 +282,18 @@ def test_store_that_is_another_at_each_access_is_refused(made: Any) -> None:
     assert "s3cr3t" not in str(_refused(lambda: runtime_of(app).store, "idempotency_store"))
 
 
-def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remedy is the command that installs it."""
+@pytest.mark.parametrize(("extra", "url"), [("dynamodb", "dynamodb://@eu-west-1/t"), ("s3", "s3://bucket/prefix")])
+def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch, extra: str, url: str) -> None:
+    """The remedy is the command that installs it; publishers, which only bind tasks, need none for large results."""
     monkeypatch.setitem(sys.modules, "botocore", None)
-    for module in ("celery_idempotent.stores.dynamodb", "celery_idempotent.stores.dynamodb.store"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    error = _refused(lambda: open_store("dynamodb://@eu-west-1/t"), "idempotency_store")
-    assert 'pip install "celery-idempotent[dynamodb]"' in error.remedy
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    for module in ("dynamodb", "dynamodb.store", "objects.s3"):
+        monkeypatch.delitem(sys.modules, f"celery_idempotent.stores.{module}", raising=False)
+    if extra == "s3":
+        assert Shop(idempotency_large_results=url).charge.idempotency_key_for("o")
+    opened, setting = (open_large_results, "large_results") if extra == "s3" else (open_store, "store")
+    error = _refused(lambda: opened(url), f"idempotency_{setting}")
+    assert f'pip install "celery-idempotent[{extra}]"' in error.remedy
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import PolicyError, Record, Status
-from celery_idempotent.engine.search import FORGOTTEN, Filter, find, look_up, summarised
+from celery_idempotent.engine.search import FORGOTTEN, Filter, find, look_up
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import FakeClock
 from celery_idempotent.testing.contract import a_record
@@ -80,15 +80,3 @@ def test_what_fits_several_names_them(store: MemoryStore) -> None:
         _stored(store, key=f"shop.charge:1:{number}abc")
     with pytest.raises(PolicyError, match=r"records: (shop.charge:1:\dabc, ){5}\.\.\.;"):
         look_up(store, "shop.charge")
-
-
-def test_a_summary_counts_by_status_and_task(store: MemoryStore) -> None:
-    """An outcome that counts no longer is counted apart, whether the store has deleted it or not."""
-    _stored(store, task="a", status=Status.UNKNOWN, updated_at=7)
-    _stored(store, task="a", status=Status.UNKNOWN, updated_at=5)
-    _stored(store, task="b", status=Status.COMPLETED, updated_at=9, expires_at=store.now() // 1000 + 1)
-    _stored(store, task="b", status=Status.COMPLETED, updated_at=3, expires_at=1)
-    counted = summarised(store.scan(), store.now())
-    assert counted.by_status == {"UNKNOWN": 2, "COMPLETED": 1, FORGOTTEN: 1}
-    assert counted.by_task == {"a": {"UNKNOWN": 2}, "b": {"COMPLETED": 1, FORGOTTEN: 1}}
-    assert counted.oldest == {"UNKNOWN": 5, "COMPLETED": 9, FORGOTTEN: 3}
