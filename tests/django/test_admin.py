@@ -107,10 +107,10 @@ def _selected(client: Client, kind: str, *records: Record, at: str = LIST, **for
     return client.post(at, {**chosen, **form}, follow=True)
 
 
-def _judge(client: Client, kind: str, *records: Record, at: str = LIST, **fields: str) -> Response:
+def _judge(client: Client, kind: str, *records: Record, at: str = LIST, **fields: Any) -> Response:
     """Send the form of a verdict, and follow where it leads."""
-    said = {"reason": "ticket 7", "checked": "on", **({"verdict": "rerun"} if kind == "resolve" else {}), **fields}
-    return _selected(client, kind, *records, at=at, seen=[f"{each.revision} {each.key}" for each in records], **said)
+    shown = {"seen": [f"{each.revision} {each.key}" for each in records], "reason": "ticket 7", "checked": "on"}
+    return _selected(client, kind, *records, at=at, **{**shown, "verdict": "rerun", **fields})
 
 
 def test_list_shows_what_an_operator_looks_for(store: DjangoStore, operator: Client) -> None:
@@ -381,7 +381,7 @@ def test_selected_records_get_one_verdict(store: DjangoStore, operator: Client, 
 
     assert {*re.findall(r'name="seen" value="(.*?)"', asked)} == {f"{each.revision} {each.key}" for each in fitting}
     assert all(f"{shown}</td>" in asked for shown in ("acme/0", "acme/1", "rerun"))
-    assert f"<li>{other.key}: {other.status}" in asked
+    assert re.findall(r"<li>(\S+): ([A-Z]+)", asked) == [(other.key, other.status)]
     assert 'name="seen"' not in _text(_selected(operator, kind, other))
     assert [_messages(response).count(each) for each in ("</li>", "Nothing was changed")] == [3, 1]
     judged = [store.get(each.key) for each in (*fitting, other)]
@@ -391,12 +391,13 @@ def test_selected_records_get_one_verdict(store: DjangoStore, operator: Client, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_verdict_on_what_has_changed_or_gone_is_refused(store: DjangoStore, operator: Client, kind: str) -> None:
     """It is on the record that the person saw, and on no other; the log does not claim it."""
-    record, gone = _fitting(store, kind), a_record().but(key="gone")
+    record, unseen, gone = _fitting(store, kind), _fitting(store, kind), a_record().but(key="gone")
     anew = record.but(revision="anew", attempts=2)
     store.swap(anew, record.revision)
 
     assert "somebody else changed the record meanwhile" in _messages(_judge(operator, kind, record))
-    assert store.get(record.key) == anew
+    assert "somebody else changed" in _messages(_judge(operator, kind, unseen, seen=f"{anew.revision} {anew.key}"))
+    assert (store.get(record.key), store.get(unseen.key)) == (anew, unseen)
     assert not LogEntry.objects.filter(object_id=record.key).exists()
     assert f"nothing to {kind}" in _messages(_selected(operator, kind, gone))
     assert f"nothing to {kind}" in _messages(_judge(operator, kind, gone))

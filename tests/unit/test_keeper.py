@@ -156,17 +156,21 @@ def test_messages_of_plain_tasks_are_held_only_on_request(options: Any, everythi
     assert bool(place.extender.extended) is is_held
 
 
-def test_a_message_whose_body_is_past_its_deadline_is_let_go(caplog: pytest.LogCaptureFixture) -> None:
-    """Others may take over, so one of them is to get it. It waited for long before, which is no part of that."""
-    place = Place("a", **GUARDED, idempotent=Policy(deadline=90))
+@pytest.mark.parametrize(("mode", "times"), [("enforce", 4), ("observe", 15)])
+def test_a_message_whose_body_is_past_its_deadline_is_let_go(
+    mode: Any, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others may take over, unless it is only observed. It waited for long before, which is no part of that."""
+    place = Place("a", **GUARDED, idempotent=Policy(deadline=90, mode=mode))
     for _ in range(30):
         place.look()
     place.extender.extended.clear()
     with patch.object(state, "active_requests", set(place.requests.values())):
         for _ in range(300):
             place.look(1)
-    assert place.extender.extended == [{"a": 60}] * 4, "the last when it had been running for 80 seconds"
-    assert told(caplog) == ['hold_ended task=shop.charge task_id=id-a reason="its body is past its deadline"']
+    assert place.extender.extended == [{"a": 60}] * times, "the last when it had been running for 80 seconds"
+    ended = 'hold_ended task=shop.charge task_id=id-a reason="its body is past its deadline"'
+    assert told(caplog) == [ended] * (mode == "enforce")
 
 
 def test_a_message_that_is_gone_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
