@@ -250,15 +250,12 @@ def _action(kind: _Kind) -> Callable[..., HttpResponse | None]:
     def select(self: Any, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
         rows = list(queryset[: _MOST_JUDGED + 1])
         if not 0 < len(rows) <= _MOST_JUDGED:
-            trouble = (
-                f"{kind.name.capitalize()} at most {_MOST_JUDGED} at a time."
-                if rows
-                else f"There is nothing to {kind.name}."
-            )
-            self.message_user(request, trouble, messages.ERROR)
+            most = f"{kind.name.capitalize()} at most {_MOST_JUDGED} at a time."
+            self.message_user(request, most if rows else f"There is nothing to {kind.name}.", messages.ERROR)
             return None
         form = kind.form(request.POST if "seen" in request.POST else None)
-        page: HttpResponse = (self.judge if form.is_valid() else self.ask)(request, kind, rows, form)
+        answer = self.judge if form.is_valid() else self.ask
+        page: HttpResponse = answer(request, kind, rows, form)
         return page
 
     select.__name__ = f"{kind.name}_selected"

@@ -59,8 +59,8 @@ class Indexes:
     def __init__(self, table: str, unknown: str | None, label: str | None, ask: Ask) -> None:
         self.table = table
         self.ask = ask
-        named = ((unknown, ATTENTION), (label, _LABEL))
-        self.all: Sequence[Index] = [Index(name, attribute) for name, attribute in named if name]
+        attributes = ((unknown, ATTENTION), (label, _LABEL))
+        self.all: Sequence[Index] = [Index(name, attribute) for name, attribute in attributes if name]
         #: What marks an item that needs a person; nothing, if nobody looks for it.
         self.mark: Mapping[str, Any] = {ATTENTION: {"S": str(Status.UNKNOWN)}} if unknown else {}
 
