@@ -112,7 +112,7 @@ def test_items_stand_under_the_users_names_and_others_are_left_alone(dynamodb_en
     with provisioned(new_url(dynamodb_endpoint, **OWN_NAMES_AND_INDEXES)) as store:
         record = replace(a_completion(a_record()), expires_at=4_000_000_000)
         client: Any = store._connected()
-        theirs = {"pk": {"S": record.key}, "sk": {"S": "profile"}, "label": {"S": record.label}}
+        theirs = store._item(record) | {"sk": {"S": "of another service"}}
         client.put_item(TableName=store.table, Item=theirs)
         store.swap(record, None)
 
