@@ -79,7 +79,7 @@ demo: $(DEMO_INSTALLED) $(if $(filter mariadb,$(SERVERS)),$(MARIADB)) $(if $(fil
 example: $(DEMO)/.installed-demo  ## what you copy: run it, and read it in example_project/
 	$(DEMO)/bin/python -m example_project.run
 
-fast: lint types pure  ## after every change, in seconds: linters, types, unit tests
+fast: lint types pure  ## after every change, a minute: linters, types, unit tests
 
 test: lint types covered evidence integration  ## before a patch: everything that CI runs
 

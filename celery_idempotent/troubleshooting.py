@@ -19,4 +19,7 @@ def with_link(text: str, see: object) -> str:
 
     A subclass of somebody else can have a ``see`` of its own, and a record a forged one: neither leads anywhere.
     """
-    return f"{text.removesuffix('.')}; see {link(see)}" if isinstance(see, str) and _ENTRY.fullmatch(see) else text
+    if not (isinstance(see, str) and _ENTRY.fullmatch(see)):
+        return text
+    sentence = text if text.endswith("...") else text.removesuffix(".")
+    return f"{sentence}; see {link(see)}"

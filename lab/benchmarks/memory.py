@@ -47,8 +47,8 @@ def measure(dynamodb: "DynamoDB", tasks: int) -> Section:
         [
             Grid(
                 "Connections to the store, threads, MB",
-                ("pool", "store", "main process", "pool process", f"{_WORKERS} workers"),
-                [(*place, *(", ".join(f"{each:,.0f}" for each in it) for it in held[place])) for place in places],
+                ("pool and store", "main process", "pool process", f"{_WORKERS} workers"),
+                [(", ".join(of), *(", ".join(f"{each:,.0f}" for each in it) for it in held[of])) for of in places],
             )
         ],
         [Goal.at_most(f"{name}, added", most, added[name], " MB", digits=1) for name, most in _MOST.items()],

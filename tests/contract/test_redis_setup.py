@@ -105,7 +105,7 @@ def test_check_tells_what_a_person_must_change_from_what_may_pass(
         (ResponseError("@user_script: 44: The user executing the script can't run this command"), "grant"),
         (ResponseError("unknown command `EVALSHA`, with args beginning with: `e96`"), "Redis 6.2 or later"),
         (ssl.SSLCertVerificationError("certificate verify failed"), "ssl_ca_certs"),
-        *((MaxConnectionsError("Too many connections"), None), (redis.BusyLoadingError("it is loading"), None)),
+        *((MaxConnectionsError("Too many connections"), "raise it"), (redis.BusyLoadingError("it is loading"), None)),
     ],
 )
 def test_errors_of_older_servers_are_understood(error: Exception, word: str | None) -> None:

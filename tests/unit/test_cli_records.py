@@ -109,7 +109,7 @@ def test_list_says_that_there_is_more(app: Celery, kind: type[MemoryStore]) -> N
         keep(app, key=f"of {age} h", updated_at=app.conf.idempotency_store.now() - age * HOUR)
 
     assert [each["key"] for each in told(app, "list", "--limit", "2")] == ["of 3 h", "of 2 h"]
-    assert ["give --limit" in run(app, "list", "--json", "--limit", each).stderr for each in "23"] == [True, False]
+    assert ["raise --limit" in run(app, "list", "--json", "--limit", each).stderr for each in "23"] == [True, False]
 
 
 def test_reading_all_records_is_announced(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +146,11 @@ def test_reading_all_records_is_announced(app: Celery, monkeypatch: pytest.Monke
         (("list", "--status", "DONE"), "--status"),
         (("purge", "--batch", "10001"), "--batch"),
         (("purge", "--released-before", "nan"), "--released-before"),
-        (("key", "shop.charge", "--args", "[7"), "not JSON"),
+        (("key", "shop.charge", "--args", "[7"), "ord-1"),
         (("key", "shop.charge", "--kwargs", "[7]"), "not a JSON dict"),
         (("key", "shop.charge", "--args", "[7, 8]"), "does not take these arguments"),
         (("key", "plain"), "not idempotent"),
-        (("key", "shop.chrge"), ", shop.charge"),
+        (("key", "shop.chrge"), "idempotent tasks: shop.charge"),
         (("resolve", "k", "--rerun", "--completed", "1"), "either --completed RESULT or --rerun"),
         (("resolve", "k", "--completed", "[" * 100_000), "not JSON"),
         (("resolve", "--rerun"), "give a KEY"),
@@ -158,6 +158,8 @@ def test_reading_all_records_is_announced(app: Celery, monkeypatch: pytest.Monke
         (("forget", "--label", "acme/*"), "--reason"),
         (("forget", "k", "--json"), "--yes or --dry-run"),
         (("ddl",), "--dialect: postgresql, mysql, mariadb, sqlite"),
+        (("copy", "memory://", "memory://"), "one store"),
+        (("copy", "memory://", "nowhere://"), "Invalid value for TARGET: no store has this scheme"),
     ],
     ids=lambda value: " ".join(value)[:32] if isinstance(value, tuple) else "",
 )

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
@@ -33,7 +34,9 @@ def _refused(declare: Callable[[], object], option: str, value: str | None = Non
     error = raised.value
     assert (error.option, error.value) == (option, error.value if value is None else value)
     assert error.remedy
-    assert str(error).startswith(one_line(f"{option}={error.value}: {error.remedy.removesuffix('.')}; see https://"))
+    assert str(error).startswith(
+        one_line(f"{option}={error.value}: {re.sub(r'(?<![.])[.]$', '', error.remedy)}; see https://")
+    )
     assert error.see in entries()
     return error
 

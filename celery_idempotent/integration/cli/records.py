@@ -60,12 +60,15 @@ _FILTERS = (
 """The options that say which records are meant: what :class:`Filter` takes."""
 
 
-def _json_value(option: str, text: str, wanted: type = object) -> Any:
+_AS_JSON = {object: "'\"ch_1\"', with its quotes", list: "'[1, \"ord-1\"]'", dict: "'{\"order_id\": 1}'"}
+
+
+def _json_value(option: str, text: str, wanted: type[object] = object) -> Any:
     """The value that an option's text is, as JSON."""
     try:
         value = verdicts.json_of(text)
     except ValueError as error:
-        reason = f"{text!r} is not JSON: {error}; a text has quotes of its own: '\"ch_1\"'"
+        reason = f"{text!r} is not JSON: {error}; write it as {_AS_JSON[wanted]}"
         raise click.BadParameter(reason, param_hint=option) from error
     if not isinstance(value, wanted):
         raise click.BadParameter(f"{text!r} is not a JSON {wanted.__name__}", param_hint=option)
@@ -77,8 +80,12 @@ def _advise_on(wanted: Filter, app: Celery) -> None:
     if wanted.label and wanted.whole_label:
         advise(f"a label counts as a whole; '{wanted.label.rstrip('/')}/*' stands for all that begin so")
     if wanted.task is not None and wanted.task not in app.tasks:
-        known = ", ".join(sorted(each.name for each in idempotent_tasks(app)))
-        advise(f"this app has no task {wanted.task}; its idempotent tasks: {known or 'none'}")
+        advise(_no_such_task(wanted.task, app))
+
+
+def _no_such_task(name: str, app: Celery) -> str:
+    known = ", ".join(sorted(each.name for each in idempotent_tasks(app)))
+    return f"this app has no task {name}; its idempotent tasks: {known or 'none'}"
 
 
 @command(
@@ -92,7 +99,7 @@ def key(call: Invocation, task: str, arguments: str, keywords: str) -> None:
     args, kwargs = _json_value("--args", arguments, list), _json_value("--kwargs", keywords, dict)
     tasks = call.app.tasks
     if task not in tasks:
-        raise click.BadParameter(f"this app has no task {task}; it has: {', '.join(sorted(tasks))}")
+        raise click.BadParameter(_no_such_task(task, call.app))
     if not isinstance(tasks[task], IdempotentMixin):
         raise click.BadParameter(f"{task} is not idempotent: its base is not IdempotentTask")
     try:
@@ -156,7 +163,7 @@ def list_records(call: Invocation, limit: int, **filters: Any) -> None:
     else:
         print_records(listed, now)
     if len(oldest) > limit:
-        click.echo(f"Warning: there are more than these {limit}; ask for fewer, or give --limit", err=True)
+        click.echo(f"Warning: there are more than these {limit}; narrow the filters, or raise --limit", err=True)
     if not listed:
         _advise_on(wanted, call.app)
 

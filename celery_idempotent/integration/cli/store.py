@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 from celery_idempotent.engine.events import EventName
 from celery_idempotent.engine.search import summarised
 from celery_idempotent.engine.verdicts import Fate, sweep_abandoned, sweep_released
-from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
+from celery_idempotent.errors import PolicyError, StoreMisconfigured, StoreUnavailable
 from celery_idempotent.integration.cli import screen
 from celery_idempotent.integration.cli.base import AMOUNT, Invocation, command, number
 from celery_idempotent.integration.cli.screen import Column
@@ -279,7 +279,9 @@ def copy(call: Invocation, source: str, target: str, dry_run: bool) -> None:
         unreadable.append(key)
 
     SIGNALS[EventName.RECORD_UNREADABLE].connect(note)
-    with closing(open_store(source)) as old, closing(open_store(target)) as new:
+    if source == target:
+        raise click.UsageError("SOURCE and TARGET are one store")
+    with closing(_open(source, "SOURCE")) as old, closing(_open(target, "TARGET")) as new:
         now = old.now()
         for record in old.scan():
             if is_forgotten(record, now) and kept_until(record) <= now:
@@ -297,6 +299,13 @@ def copy(call: Invocation, source: str, target: str, dry_run: bool) -> None:
         click.echo(f"{len(unreadable)} left that cannot be read, named above; they would run again", err=True)
     if left or unreadable or (dry_run and copied):
         raise SystemExit(1)
+
+
+def _open(url: str, argument: str) -> Store:
+    try:
+        return open_store(url)
+    except PolicyError as error:
+        raise click.BadParameter(error.remedy, param_hint=argument) from error
 
 
 def _put(store: Store, record: Record, dry_run: bool) -> bool:

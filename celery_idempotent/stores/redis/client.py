@@ -66,6 +66,11 @@ _RULES = (
         remedy="the server's memory is full, so it accepts no claims; raise maxmemory, or shorten retain",
     ),
     Rule(
+        text="^Too many connections$",  # of redis-py's own pool
+        meaning=Meaning.UNAVAILABLE,
+        remedy="more is asked at once than max_connections allows; raise it: one for each body, and one for renewals",
+    ),
+    Rule(
         errors=(MasterNotFoundError,),
         meaning=Meaning.UNAVAILABLE,
         remedy="no sentinel names a primary that is up; if it stays so, check master_name and the sentinels",

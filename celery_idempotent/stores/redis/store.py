@@ -289,7 +289,7 @@ class RedisStore:
             raise
 
     def _ask_time(self) -> int:
-        seconds, microseconds = self._ask("now", lambda client: client.time())
+        seconds, microseconds = self._ask("time query", lambda client: client.time())
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     def _new_client(self) -> Client:

@@ -75,7 +75,7 @@ class StatementStore(ABC, Generic[_C]):
         values = ("task_id", "data_text", "data_bytes", "content_type", "created_at", "taken_until", "failures")
         # Inline: the number is not asked for, so that a sender needs no right to read.
         self._enqueue = insert(outbox).inline().values({name: bindparam(f"new_{name}") for name in values})
-        self._clock = ServerClock(lambda: self._statements.now(self._asking("now")))
+        self._clock = ServerClock(lambda: self._statements.now(self._asking("time query")))
         #: Of MySQL, by the driver's connection: bytes that the server takes at once.
         self._largest_packets: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
