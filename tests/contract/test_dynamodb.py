@@ -152,18 +152,6 @@ def test_result_beyond_the_item_limit_is_refused_before_and_by_the_server(store:
     assert store.get(record.key) == record
 
 
-def test_provisioned_table_is_on_demand_with_ttl(store: DynamoDBStore) -> None:
-    """The table is billed on demand and deletes outcomes past their expiry."""
-    client = store._connected()
-
-    table: Any = client.describe_table(TableName=store.table)["Table"]
-    ttl = client.describe_time_to_live(TableName=store.table)["TimeToLiveDescription"]
-
-    assert table["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
-    assert ttl["AttributeName"] == "expiryTimestamp"
-    assert ttl["TimeToLiveStatus"] in {"ENABLED", "ENABLING"}
-
-
 def test_missing_table_or_another_key_names_the_remedy(url: str, dynamodb_endpoint: str) -> None:
     """The command that creates it, at the check and at a claim; or the options that name its attributes."""
     missing = DynamoDBStore.from_url(new_url(dynamodb_endpoint))

@@ -173,7 +173,7 @@ def test_template_makes_the_table_that_provision_makes(aws: None, names: dict[st
 
     assert tables[0] == tables[1]
     assert [each["IndexName"] for each in indexes] == list(names.values())
-    assert made["StoreUrl"] == "dynamodb://@us-east-1/by-template"
+    assert (billing, made["StoreUrl"]) == ("PAY_PER_REQUEST", "dynamodb://@us-east-1/by-template")
     assert found["DeletionProtectionEnabled"] in (True, "true")
 
 

@@ -285,18 +285,16 @@ def test_store_that_is_another_at_each_access_is_refused(made: Any) -> None:
     assert "s3cr3t" not in str(_refused(lambda: runtime_of(app).store, "idempotency_store"))
 
 
-@pytest.mark.parametrize(("extra", "url"), [("dynamodb", "dynamodb://@eu-west-1/t"), ("s3", "s3://bucket/prefix")])
-def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch, extra: str, url: str) -> None:
+@pytest.mark.parametrize(("extra", "setting"), [("dynamodb", "idempotency_store"), ("s3", "idempotency_large_results")])
+def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch, extra: str, setting: str) -> None:
     """The remedy is the command that installs it; publishers, which only bind tasks, need none for large results."""
-    monkeypatch.setitem(sys.modules, "botocore", None)
-    monkeypatch.setitem(sys.modules, "boto3", None)
+    for module in ("botocore", "boto3"):
+        monkeypatch.setitem(sys.modules, module, None)
     for module in ("dynamodb", "dynamodb.store", "objects.s3"):
         monkeypatch.delitem(sys.modules, f"celery_idempotent.stores.{module}", raising=False)
-    if extra == "s3":
-        assert Shop(idempotency_large_results=url).charge.idempotency_key_for("o")
-    opened, setting = (open_large_results, "large_results") if extra == "s3" else (open_store, "store")
-    error = _refused(lambda: opened(url), f"idempotency_{setting}")
-    assert f'pip install "celery-idempotent[{extra}]"' in error.remedy
+    assert Shop(idempotency_large_results="s3://bucket/prefix").charge.idempotency_key_for("o")
+    opened = {"dynamodb": lambda: open_store("dynamodb://@eu-west-1/t"), "s3": lambda: open_large_results("s3://bkt")}
+    assert f'pip install "celery-idempotent[{extra}]"' in _refused(opened[extra], setting).remedy
 
 
 @pytest.mark.parametrize(
