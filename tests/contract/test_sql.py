@@ -4,6 +4,7 @@ import gc
 import socket
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from celery_idempotent.stores.sql.statement_store import answer
 from celery_idempotent.testing import OutageContract, PurgeableContract, StoreContract, VerifiableContract
 from celery_idempotent.testing.contract import a_claim, a_completion, a_record, a_rival
 from tests.support.sql_databases import Database
+from tests.support.waiting import wait_until
 
 
 class TestSQL(StoreContract, PurgeableContract, VerifiableContract):
@@ -212,15 +214,19 @@ def test_pg8000_is_refused_behind_a_pooler(postgresql: Database, monkeypatch: py
 
 
 def test_kept_connection_is_there_for_everything_else_until_the_store_is_closed(sqlite: Database) -> None:
-    """The pool has no other, and nobody waits for it; a store that was closed can be used again."""
-    with sqlite.store(pool_size=1, timeout=0.2) as store:
+    """Nobody waits for one that is idle, nor goes on waiting; a store that was closed can be used again."""
+    with sqlite.store(pool_size=2, timeout=5) as store, ThreadPoolExecutor() as threads:
         for _ in range(2):
-            record = a_claim(store)
-            transaction = store.begin()
-            assert transaction.swap(a_rival(record), record.revision) is not None
-            transaction.commit()
-            pool: Any = store._pool()._engine.pool
-            store.get(record.key)
+            record, kept = a_claim(store), store._pool()
+            pool: Any = kept._engine.pool
+            for connection in [kept.connect() for _ in range(2)]:
+                connection.close()
+            links = [kept.raw_connection() for _ in range(2)]
+            asked = threads.submit(store.get, record.key)
+            wait_until(lambda: pool._pool.not_empty._waiters, "somebody waits")  # noqa: B023
+            for link in links:
+                kept.keep(link)
+            assert asked.result() == record
             store.close()
             assert pool.checkedout() == pool.checkedin() == 0
 
