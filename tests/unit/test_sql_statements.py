@@ -16,7 +16,7 @@ from sqlalchemy import Executable, create_engine
 
 from celery_idempotent.errors import StoreMisconfigured, StoreUnavailable
 from celery_idempotent.protocol.record import SCHEMA, Record
-from celery_idempotent.protocol.store import OutboxMessage, RecordTooLarge
+from celery_idempotent.protocol.store import OutboxMessage
 from celery_idempotent.stores import forks
 from celery_idempotent.stores.sql import SQLStore, statements
 from celery_idempotent.stores.sql.drivers import is_dead
@@ -197,11 +197,6 @@ class Scripted(StatementStore[Link]):
 WON = Reply([{"won": True}], 1)
 
 
-def greeting(largest: int) -> Reply:
-    """What MySQL says to a new connection."""
-    return Reply([{SERVER_NOW: 1_000, "max_allowed_packet": largest}], 0)
-
-
 def test_statement_that_the_database_has_undone_is_sent_again() -> None:
     """The very same, on a connection of its own, and the ninth deadlock in a row is no outage yet; the tenth is."""
     store, record = Scripted(*[DEADLOCK] * 9, WON), a_record()
@@ -253,20 +248,6 @@ def test_message_whose_number_is_another_ones_fails_its_transaction() -> None:
     """The same error is an answer to a claim; here it would lose the message without a word."""
     with pytest.raises(StoreUnavailable, match="number of another"):
         Scripted("1062").enqueue_on(Link(), OutboxMessage("id", "{}", "application/json"))
-
-
-@pytest.mark.parametrize("dialect", ["mysql", "mariadb"])
-def test_what_mysql_would_hang_up_at_is_not_sent(dialect: str) -> None:
-    """It would look like a lost connection, after which the record may be written. Each connection is asked once."""
-    small, large = a_record(), replace(a_record(), result="x" * 10_000)
-    store, link = Scripted(greeting(10_000), Reply([], 1), dialect=dialect), Link()
-    with pytest.raises(RecordTooLarge, match="10000 bytes"):
-        store.swap_on(link, large, None)
-    assert store.swap_on(link, small, None) == small
-    assert [bool(parameters) for _, parameters in store.sent] == [False, True]
-    store.plan = [greeting(1)]
-    with pytest.raises(RecordTooLarge):
-        store.swap_on(Link(), small, None)
 
 
 @pytest.mark.parametrize("reply", [{}, {"won": True}], ids=["asked", "learned from a swap"])
