@@ -377,7 +377,10 @@ def test_selected_records_get_one_verdict(store: DjangoStore, operator: Client, 
     fitting = [_fitting(store, kind, label=f"acme/{number}", task="shop.charge") for number in range(2)]
     other = _written(store, Status.RELEASED if kind == "resolve" else Status.UNKNOWN, key=f"\u202e{uuid4().hex}")
 
-    asked = _text(_selected(operator, kind, *fitting, other))
+    with CaptureQueriesContext(connections[store.alias]) as asking:
+        asked = _text(_selected(operator, kind, *fitting, other))
+    assert sum("steps" in each["sql"] for each in asking) == 1, "records are read together, and no results"
+    assert not any("result_" in each["sql"] for each in asking)
     response = _judge(operator, kind, *fitting, other)
 
     assert {*re.findall(r'name="seen" value="(.*?)"', asked)} == {f"{each.revision} {each.key}" for each in fitting}

@@ -152,7 +152,7 @@ def _moment(milliseconds: int) -> str:
 
 def _about(row: IdempotencyRecord) -> dict[str, Any]:
     """What a person is told of a record that waits for a verdict."""
-    record = project.reveal(row.record)
+    record = project.reveal(row.fetched)
     policy = project.policy_of(record)
     texts = ("key", "label", "task", "task_id", "worker", "error")
     return {
@@ -248,7 +248,7 @@ def _action(kind: _Kind) -> Callable[..., HttpResponse | None]:
 
     @admin.action(description=kind.selection, permissions=["verdict"])
     def select(self: Any, request: HttpRequest, queryset: QuerySet[IdempotencyRecord]) -> HttpResponse | None:
-        rows = list(queryset[: _MOST_JUDGED + 1])
+        rows = list(queryset.defer(None).defer("result_text", "result_bytes")[: _MOST_JUDGED + 1])
         if not 0 < len(rows) <= _MOST_JUDGED:
             most = f"{kind.name.capitalize()} at most {_MOST_JUDGED} at a time."
             self.message_user(request, most if rows else f"There is nothing to {kind.name}.", messages.ERROR)
