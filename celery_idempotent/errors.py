@@ -139,9 +139,9 @@ class KeyMissing(IdempotencyError):
 
     def _sentence(self) -> str:
         return (
-            f"{self.task}: {self.source} is missing or null, or a key was given that is empty; without an idempotency "
-            "key nothing runs. Pass the argument; a task may be published with apply_async(..., idempotency_key='...') "
-            "instead"
+            f"{self.task}: {self.source} is missing or null, or a key was given that is empty, so there is no "
+            "idempotency key and nothing ran. Pass the argument; a task may be published with "
+            "apply_async(..., idempotency_key='...') instead"
         )
 
 
