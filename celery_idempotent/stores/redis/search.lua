@@ -16,11 +16,11 @@ local first, behind_colon = ARGV[4] + 1, ':' .. last
 
 local known = {COMPLETED = true, FAILED = true, IN_PROGRESS = true, RELEASED = true, UNKNOWN = true}
 
-local pcall, type, find = redis.pcall, type, string.find
+local ask, type, find = redis.pcall, type, string.find
 
 -- The field's value, empty where there is none; nil if this is no record of this server.
 local function get(record, field)
-  local value = pcall('HGET', record, field)
+  local value = ask('HGET', record, field)
   if type(value) ~= 'table' then return value or '' end
   if not (find(value.err, 'WRONGTYPE') or find(value.err, 'non local key')) then redis.call('HGET', record, field) end
 end
