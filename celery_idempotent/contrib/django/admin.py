@@ -228,16 +228,25 @@ class _Kind:
 
 _KINDS = (
     _Kind(
-        *("resolve", "Resolve unknown outcomes", "Resolve selected UNKNOWN outcomes", Action.COMPLETED),
+        "resolve",
+        "Resolve unknown outcomes",
+        "Resolve selected UNKNOWN outcomes",
+        Action.COMPLETED,
         "I checked the receiver, and this is what happened.",
         ResolveForm,
     ),
     _Kind(
-        *("release", "Release claims", "Release selected claims whose lease is over", Action.RELEASE),
+        "release",
+        "Release claims",
+        "Release selected claims whose lease is over",
+        Action.RELEASE,
         "I have checked the receiver: the effects of these attempts did not happen, or may happen again.",
     ),
     _Kind(
-        *("forget", "Forget outcomes", "Forget selected outcomes and released records", Action.FORGET),
+        "forget",
+        "Forget outcomes",
+        "Forget selected outcomes and released records",
+        Action.FORGET,
         "I want the next delivery of each of these to run as if it were the first.",
     ),
 )
@@ -384,14 +393,15 @@ class IdempotencyRecordAdmin(_Admin):
     def get_urls(self) -> list[URLPattern]:
         """Verdicts, which are actions of the list, stay outside of the transactions of ATOMIC_REQUESTS."""
         for alias in connections:
-            transaction.non_atomic_requests(using=alias)(IdempotencyRecordAdmin.changelist_view)
+            transaction.non_atomic_requests(using=alias)(type(self).changelist_view)  # perhaps overridden
         return super().get_urls()
 
     def judge(
         self, request: HttpRequest, kind: _Kind, rows: Sequence[IdempotencyRecord], form: forms.Form
     ) -> HttpResponse:
         """Give the verdict on each record only if it is still what the form showed."""
-        seen = dict(each.split(" ", 1)[::-1] for each in request.POST.getlist("seen"))
+        shown = (each.partition(" ") for each in request.POST.getlist("seen"))
+        seen = {key: revision for revision, _, key in shown}
         for row in rows:
             action = Action(form.cleaned_data.get("verdict", kind.action))
             reason = form.cleaned_data["reason"]

@@ -38,7 +38,11 @@ end
 local function written(record)
   for i = 8, #asked, 2 do
     local value = get(record, asked[i])
-    if value ~= asked[i + 1] then return not (value and (asked[i] ~= 'status' or known[value])) and '' end
+    if value ~= asked[i + 1] then
+      local is_clear = value and (asked[i] ~= 'status' or known[value])
+      if is_clear then return false end
+      return ''
+    end
   end
   local time = latest and get(record, 'updated_at') or ''
   if latest and not (#time < 20 and find(time, '^%d+$')) then return '' end
