@@ -1,6 +1,7 @@
 """The author's handlers are told of bodies: once for each, and never of a replay or a postponed delivery."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ def test_postponed_deliveries_tell_nobody_and_retries_of_the_body_are_told() -> 
 
 
 def test_handlers_that_annotations_or_options_bring_are_told_of_bodies_only() -> None:
-    """And those that are static, as any method may be."""
+    """And those that are static, as any method may be, or no function and never get the task."""
     told: list[str] = []
 
     class Static(IdempotentTask):
@@ -131,7 +132,9 @@ def test_handlers_that_annotations_or_options_bring_are_told_of_bodies_only() ->
             told.append("static")
 
     shop = Shop(task_annotations={"t": {"on_success": lambda self, *args: told.append("annotated")}})
-    shop.charge = shop.task(name="t", base=Static, after_return=lambda self, *args: told.append("option"))
+    shop.charge = shop.task(
+        name="t", base=Static, after_return=partial(lambda note, state, *_: told.append(note + state), "option ")
+    )
     for _ in range(3):
         shop.deliver("o-1")
-    assert told == ["static", "annotated", "option"]
+    assert told == ["static", "annotated", "option SUCCESS"]

@@ -58,7 +58,9 @@ def _told_of_bodies_only(name: str, handler: Any) -> Callable[..., Any]:
             is_of_body = not arrival.is_answered and not (is_failure and arrival.is_completed)
             if not (arrival.body_began if name == "before_start" else is_of_body):
                 return None
-        return handler.__get__(self, type(self))(*args, **kwargs)
+        # What is no function, such as a partial, is called without the task, as by Celery.
+        own = handler.__get__(self, type(self)) if hasattr(type(handler), "__get__") else handler
+        return own(*args, **kwargs)
 
     told._is_ours = told  # type: ignore[attr-defined]
     return told
