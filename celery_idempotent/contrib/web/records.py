@@ -147,7 +147,7 @@ def _step(name: str, plain: Any) -> Moment:
 
 def _verdict(told: Mapping[str, Any]) -> Moment:
     at = told.get("at")
-    title = f"Verdict: {told.get('action')}"
+    title = f"Verdict: {told.get('action', '?')}"
     return Moment(at if isinstance(at, int) else None, "verdict", title, (display.verdict(told),))
 
 
